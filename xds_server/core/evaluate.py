@@ -1,0 +1,1 @@
+"""From samples to a plan: the one function to read first."""

@@ -1,0 +1,150 @@
+"""The thresholds of the brain, each with its unit and its reason.
+
+Defaults live here and nowhere else; `xds_server.config` maps the configuration file onto these
+classes. All times are seconds, all ratios 0-1.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class VramMode(StrEnum):
+    """What the VRAM watermark is compared with."""
+
+    ABOVE_BASELINE = "above_baseline"
+    """Trip above what the engine reserved: an idle vLLM preallocates 92 %."""
+    ABSOLUTE = "absolute"
+    """Trip above `high`, whatever the engine reserved."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KvPolicy:
+    """Watermarks of a tier's pressure; levels follow them with hysteresis."""
+
+    high: float = 0.80
+    """Degraded from here. Below it a tier spills only when demand exceeds capacity."""
+    critical: float = 0.95
+    """Critical from here: a minimum share is spilled."""
+    margin: float = 0.10
+    """A level is left only below its watermark minus this ..."""
+    hold_s: float = 5.0
+    """... and with empty queues for this long (vLLM saw-tooths 1.0-0.75 while preempting)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VramPolicy:
+    """VRAM as a leak, co-tenant and near-OOM signal, not as load."""
+
+    mode: VramMode = VramMode.ABOVE_BASELINE
+    high: float = 0.92
+    margin: float = 0.03
+    """Above the reservation before it counts as somebody else's memory."""
+    sustained_s: float = 60.0
+    """How long it must last to trip, and to clear."""
+    clear_margin: float = 0.02
+    """It clears this much below the trip point."""
+    free_floor_bytes: int = 256 * 1024 * 1024
+    """Less free memory than this means OOM is near, whatever the ratio."""
+    learn_s: float = 120.0
+    """Without a declared reservation the baseline is the least ratio seen in this time."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FailurePolicy:
+    """What counts as a failure, for Envoy and for the agent's watchdog."""
+
+    consecutive: int = 3
+    """Failures in a row until Envoy ejects an endpoint."""
+    header_timeout_s: float = 3.0
+    """Time to response headers per attempt."""
+    token_stall_s: float = 30.0
+    """Silence inside a stream after which the attempt is given up."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecoveryPolicy:
+    """The way back after a fault: stages of a ceiling, each held with healthy evidence."""
+
+    stages: tuple[float, ...] = (0.10, 0.30, 1.00)
+    hold_s: float = 30.0
+    hold_max_s: float = 480.0
+    """A relapse doubles the hold up to this."""
+    jitter_ratio: float = 0.10
+    """Each instance's hold is longer by up to this share, so that they do not move together."""
+    quarantine_faults: int = 3
+    """Faults within `quarantine_window_s` that make a restart loop."""
+    quarantine_window_s: float = 600.0
+    quarantine_s: float = 300.0
+    """How long a looping instance gets nothing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TelemetryPolicy:
+    """How the age of a signal is read. Stale never halts a tier."""
+
+    interval_s: float = 1.0
+    """How often an agent sends when nothing moves."""
+    stale_intervals: float = 3.0
+    """Older than this many intervals: hold (last weight and integrators frozen)."""
+    blind_after_s: float = 30.0
+    """Older than this: static capacity weight."""
+    freeze_ratio: float = 0.5
+    """More than this share of a tier blind: the whole tier is frozen, then static."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightPolicy:
+    """Endpoint weights inside a tier: capacity x ceiling x a gentle correction toward the mean."""
+
+    gain: float = 1.0
+    """At most 1: more flaps (research simulation)."""
+    correction_min: float = 0.3
+    correction_max: float = 1.5
+    scale: int = 1000
+    """The weight of an instance of average capacity."""
+    publish_change_ratio: float = 0.02
+    """Weights are published when one moves by more than this, or a ceiling changes."""
+    trickle_ratio: float = 0.01
+    """Load alone never takes an instance below this share of its capacity weight."""
+    waiting_scale_ratio: float = 0.25
+    """A queue of this share of the capacity adds 1 to the pressure."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpillPolicy:
+    """How much of a tier's demand goes to the next tier: fed forward from demand."""
+
+    target: float = 0.92
+    """Share of the learned capacity that a tier is loaded to."""
+    demand_smoothing_s: float = 4.0
+    capacity_window_s: float = 30.0
+    queue_trim: float = 0.3
+    """The most that a full queue lowers the believed capacity."""
+    queue_scale_ratio: float = 0.25
+    """A queue of this share of the capacity is full."""
+    minimum_above_critical: float = 0.05
+    rise_per_s: float = 0.5
+    fall_per_s: float = 0.25
+    publish_change: float = 0.01
+    pi_setpoint: float = 0.88
+    pi_proportional: float = 0.6
+    pi_integral: float = 0.03
+    aimd_above_lag_s: float = 3.0
+    """With a slower loop, AIMD replaces the PI where demand is unknown."""
+    aimd_factor: float = 0.85
+    aimd_step_per_s: float = 0.005
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """Everything the brain can be told."""
+
+    kv: KvPolicy = KvPolicy()
+    vram: VramPolicy = VramPolicy()
+    failures: FailurePolicy = FailurePolicy()
+    recovery: RecoveryPolicy = RecoveryPolicy()
+    telemetry: TelemetryPolicy = TelemetryPolicy()
+    weights: WeightPolicy = WeightPolicy()
+    spill: SpillPolicy = SpillPolicy()
