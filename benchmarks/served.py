@@ -38,8 +38,8 @@ async def serve() -> None:
     tune_gc()
 
     def push(type_url: str) -> dict[str, Any]:
-        started = time.monotonic()
         plan = plans.move_tier() if type_url == ROUTE else plans.move_endpoints()
+        started = time.monotonic()
         snapshot = builder.build(plan)
         cache.publish(Capability.COMPOSITE, snapshot)
         return {"nonce": snapshot.of_type(type_url).version, "at": started}
