@@ -11,13 +11,13 @@ import argparse
 import asyncio
 import gc
 import json
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import grpc
 
+from benchmarks.commands import obey, pusher, say
 from benchmarks.messages import DeltaRequest, Request, response_bytes
 
 OPTIONS = [
@@ -104,7 +104,7 @@ class _Entry(tuple):  # type: ignore[type-arg]
 
 
 async def serve(bodies: dict[str, list[tuple[str, bytes]]]) -> None:
-    """Serve until standard input closes; commands as in `benchmarks.served`."""
+    """Serve until standard input closes; commands as in `benchmarks.commands`."""
     bare = Bare(bodies)
     server = grpc.aio.server(options=OPTIONS)
     server.add_generic_rpc_handlers([bare])
@@ -113,17 +113,8 @@ async def serve(bodies: dict[str, list[tuple[str, bytes]]]) -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 50, 1000)
-    sys.stdout.write(json.dumps({"port": port}) + "\n")
-    sys.stdout.flush()
-    reader = asyncio.StreamReader()
-    await asyncio.get_running_loop().connect_read_pipe(
-        lambda: asyncio.StreamReaderProtocol(reader), sys.stdin
-    )
-    while line := await reader.readline():
-        command = json.loads(line)
-        answer = bare.push(command["type_url"]) if command["do"] == "push" else {}
-        sys.stdout.write(json.dumps(answer) + "\n")
-        sys.stdout.flush()
+    say({"port": port})
+    await obey(pusher(bare.push))
     await server.stop(0)
 
 

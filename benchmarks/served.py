@@ -1,18 +1,17 @@
 """The product's xDS server as a benchmark process, with plans moved on command.
 
 Everything from the plan to the bytes on the socket is the product's own: builder, cache, sessions,
-transport. Commands: `{"do": "push", "type_url": ...}` moves one model's tier weights (RDS) or every
-endpoint weight (EDS) and answers with the nonce and the time *before* anything was built.
+transport. A push moves one model's tier weights (RDS) or every endpoint weight (EDS); it is answered with the nonce and
+the time *before* anything was built.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
-import sys
 import time
 from typing import Any
 
+from benchmarks.commands import obey, pusher, say
 from benchmarks.fleet import Plans, topology
 from xds_server.core.policy import Policy
 from xds_server.resources.builder import SnapshotBuilder
@@ -44,17 +43,8 @@ async def serve() -> None:
         cache.publish(Capability.COMPOSITE, snapshot)
         return {"nonce": snapshot.of_type(type_url).version, "at": started}
 
-    sys.stdout.write(json.dumps({"port": port}) + "\n")
-    sys.stdout.flush()
-    reader = asyncio.StreamReader()
-    await asyncio.get_running_loop().connect_read_pipe(
-        lambda: asyncio.StreamReaderProtocol(reader), sys.stdin
-    )
-    while line := await reader.readline():
-        command = json.loads(line)
-        answer = push(command["type_url"]) if command["do"] == "push" else {}
-        sys.stdout.write(json.dumps(answer) + "\n")
-        sys.stdout.flush()
+    say({"port": port})
+    await obey(pusher(push))
     await server.stop(0)
 
 
