@@ -1,1 +1,6 @@
-"""See docs/architecture.md."""
+"""The configuration file: one YAML document, checked completely, reloaded while running.
+
+`load.py` turns text into the core's topology and policy or into a list of every problem in it;
+`schema.py` says what may be written; `settings.py` is the table of process settings; `watch.py`
+reports changes of the file. Thresholds have their defaults in `xds_server.core.policy` alone.
+"""

@@ -1,0 +1,282 @@
+"""From the text of a configuration file to topology and policy, or to every problem in it."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import ValidationError
+
+from xds_server.config import schema
+from xds_server.config.addresses import parse_address
+from xds_server.config.checks import check
+from xds_server.config.mirror import to_policy
+from xds_server.config.problems import MISSING, ConfigError, Problem, join
+from xds_server.core.model import (
+    Instance,
+    InstanceId,
+    MaxTokens,
+    Model,
+    ModelName,
+    StaticAnswer,
+    Tier,
+    TierLimit,
+    TierName,
+    Topology,
+)
+from xds_server.core.policy import Policy
+
+MAX_BYTES = 4 * 1024 * 1024
+"""A larger file is refused: ten thousand instances need about 1 MB."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config:
+    """One valid configuration file."""
+
+    topology: Topology
+    policy: Policy
+    server: dict[str, Any]
+    """The `server` section as far as it was written; see `settings.py`."""
+
+    @property
+    def discovers(self) -> bool:
+        """Whether agents may register instances."""
+        return any(tier.discovers for model in self.topology.models for tier in model.tiers)
+
+
+def load_file(path: Path) -> Config:
+    """Read and check a configuration file.
+
+    Raises:
+        ConfigError: With every problem found.
+    """
+    source = str(path)
+    try:
+        if path.stat().st_size > MAX_BYTES:
+            problem = Problem(
+                "(file)", f"{path.stat().st_size} bytes", f"at most {MAX_BYTES} bytes"
+            )
+            raise ConfigError(source, [problem])
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ConfigError(
+            source, [Problem("(file)", f"byte {error.start} is not UTF-8", "text in UTF-8")]
+        ) from error
+    except OSError as error:
+        raise ConfigError(
+            source, [Problem("(file)", error.strerror or str(error), "a file that can be read")]
+        ) from error
+    return load_text(text, source=source)
+
+
+def load_text(text: str, *, source: str = "config") -> Config:
+    """Check the text of a configuration file.
+
+    Raises:
+        ConfigError: With every problem found.
+    """
+    problems: list[Problem] = []
+    raw = _parse(text, source, problems)
+    document: schema.Document | None = None
+    try:
+        document = schema.Document.model_validate(raw)
+    except ValidationError as error:
+        problems.extend(problems_of(error))
+    known = {problem.path for problem in problems}
+    problems.extend(problem for problem in check(raw) if problem.path not in known)
+    if problems or document is None:
+        raise ConfigError(source, sorted(problems, key=lambda each: _order(each.path)))
+    return Config(
+        topology=_topology(document),
+        policy=to_policy(Policy, document.policy),
+        server=document.server.model_dump(exclude_none=True),
+    )
+
+
+def _parse(text: str, source: str, problems: list[Problem]) -> dict[str, Any]:
+    loader = _Loader(text)
+    try:
+        raw = loader.get_single_data()
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f"line {mark.line + 1}, column {mark.column + 1}" if mark else "(file)"
+        what = getattr(error, "problem", None) or str(error)
+        raise ConfigError(source, [Problem(where, what, "valid YAML")]) from error
+    except RecursionError as error:
+        raise ConfigError(source, [Problem("(file)", "nested too deeply", "valid YAML")]) from error
+    finally:
+        loader.dispose()
+    if not isinstance(raw, dict):
+        value = MISSING if raw is None else raw
+        raise ConfigError(source, [Problem.of("", value, "a mapping with the key models")])
+    problems.extend(loader.duplicates)
+    return raw
+
+
+class _Loader(yaml.SafeLoader):
+    """A safe loader that reports keys written twice, where YAML would silently take the last."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.duplicates: list[Problem] = []
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        seen: set[Hashable] = set()
+        for key_node, _ in node.value:
+            key = self.construct_object(key_node, deep=True)
+            if isinstance(key, Hashable) and key in seen and key != "<<":
+                mark = key_node.start_mark
+                where = f"line {mark.line + 1}, column {mark.column + 1}"
+                self.duplicates.append(Problem(where, str(key), "each key once in a mapping"))
+            if isinstance(key, Hashable):
+                seen.add(key)
+        return super().construct_mapping(node, deep)
+
+
+def problems_of(error: ValidationError) -> Iterator[Problem]:
+    """Yield the problems that pydantic found, in the words of this package."""
+    for each in error.errors(include_url=False):
+        path = ""
+        for part in each["loc"]:
+            if part not in (schema.LIST, schema.MAPPING):
+                path = join(path, part)
+        value = MISSING if each["type"] == "missing" else each["input"]
+        yield Problem.of(path, value, _expected(each))
+
+
+def _expected(error: Any) -> str:
+    context = error.get("ctx", {})
+    match error["type"]:
+        case "missing":
+            return f"required{_described(error['loc'])}"
+        case "extra_forbidden":
+            return f"no such key; known here: {', '.join(_known_keys(error['loc'][:-1]))}"
+        case "greater_than":
+            return f"a number above {context['gt']:g}"
+        case "greater_than_equal":
+            return f"a number of at least {context['ge']:g}"
+        case "less_than_equal":
+            return f"a number of at most {context['le']:g}"
+        case "float_type" | "finite_number":
+            return "a number"
+        case "int_type" | "int_from_float":
+            return "a whole number"
+        case "string_type":
+            return "text"
+        case "list_type" | "tuple_type":
+            return "a list"
+        case "model_type" | "dict_type" | "model_attributes_type":
+            return "a mapping"
+        case "too_short":
+            return "at least one entry"
+        case "string_too_short":
+            return "text that is not empty"
+        case "string_pattern_mismatch":
+            if context["pattern"] == schema.NAME_PATTERN:
+                return (
+                    "a name: at most 63 letters, digits, '.', '_' or '-', none of these at an end"
+                )
+            return "a path that starts with /"
+        case "literal_error" | "enum":
+            return f"one of {context['expected']}"
+        case "value_error":
+            return str(context["error"])
+        case _:
+            return str(error["msg"])
+
+
+def _described(loc: tuple[Any, ...]) -> str:
+    node = _schema_at(loc)
+    text = node.get("description", "") if node else ""
+    return f": {text.splitlines()[0].rstrip('.')}" if text else ""
+
+
+def _known_keys(loc: tuple[Any, ...]) -> list[str]:
+    node = _schema_at(loc) or {}
+    return list(node.get("properties", {}))
+
+
+def _schema_at(loc: tuple[Any, ...]) -> dict[str, Any] | None:
+    root = schema.json_schema()
+    nodes = [root]
+    for part in loc:
+        if part in (schema.LIST, schema.MAPPING):
+            continue
+        key = "items" if isinstance(part, int) else part
+        nodes = [
+            found
+            for node in nodes
+            for found in (
+                [node["items"]] if key == "items" and "items" in node else [],
+                [node["properties"][key]] if key in node.get("properties", {}) else [],
+            )
+            for found in found
+        ]
+        nodes = [branch for node in nodes for branch in _branches(root, node)]
+    own = [node for node in nodes if "properties" in node]
+    found = own or nodes
+    return found[0] if found else None
+
+
+def _branches(root: dict[str, Any], node: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    if "$ref" in node:
+        yield from _branches(root, root["$defs"][node["$ref"].rsplit("/", 1)[-1]])
+    for name in ("anyOf", "oneOf"):
+        for branch in node.get(name, ()):
+            yield from _branches(root, branch)
+    if "$ref" not in node:
+        yield node
+
+
+def _order(path: str) -> tuple[Any, ...]:
+    """Sort problems as the file is read: by list index as a number, not as text."""
+    parts = path.replace("]", "").replace("[", ".").split(".")
+    return tuple((1, int(part), "") if part.isdigit() else (0, 0, part) for part in parts)
+
+
+def _topology(document: schema.Document) -> Topology:
+    return Topology(
+        models=tuple(_model(each) for each in document.models),
+        listener_host=document.listener.address,
+        listener_port=document.listener.port,
+    )
+
+
+def _model(section: schema.ModelSection) -> Model:
+    return Model(
+        name=ModelName(section.name),
+        tiers=tuple(_tier(each, section.name) for each in section.tiers),
+        domains=tuple(section.match.domains),
+        prefix=section.match.prefix,
+    )
+
+
+def _tier(section: schema.TierSection, model: str) -> Tier:
+    listed = section.instances
+    answer = section.answer
+    short = section.max_tokens
+    return Tier(
+        name=TierName(section.name),
+        serves=section.serves or model,
+        instances=tuple(_instance(each) for each in listed) if isinstance(listed, list) else (),
+        discovers=isinstance(listed, schema.Discover),
+        limit=TierLimit(
+            requests_per_second=section.limit.requests_per_second,
+            tokens_per_second=section.limit.tokens_per_second,
+        ),
+        max_tokens=MaxTokens(scale=short.scale, floor=short.floor) if short else None,
+        answer=StaticAnswer(
+            status=answer.status, body=answer.json_, retry_after_s=answer.retry_after_s
+        )
+        if answer
+        else None,
+    )
+
+
+def _instance(section: schema.InstanceSection) -> Instance:
+    host, port = parse_address(section.address)
+    return Instance(id=InstanceId(section.name), host=host, port=port, capacity=section.capacity)

@@ -1,0 +1,102 @@
+"""Pydantic models made from the core's policy dataclasses.
+
+The thresholds, their defaults and their documentation live in `xds_server.core.policy` and nowhere
+else; what is added here is the range that each name promises by its suffix.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import inspect
+import itertools
+import textwrap
+from enum import Enum
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
+
+from pydantic import BaseModel, ConfigDict, Field, Strict, create_model
+
+
+class Section(BaseModel):
+    """A mapping of the file: unknown keys are refused."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+Number = Annotated[float, Strict(), Field(allow_inf_nan=False)]
+Whole = Annotated[int, Strict()]
+Ratio = Annotated[Number, Field(ge=0, le=1)]
+Seconds = Annotated[Number, Field(ge=0)]
+
+_POSITIVE = frozenset(
+    {
+        "consecutive", "header_timeout_s", "interval_s", "stale_intervals", "blind_after_s", "scale",
+        "correction_min", "correction_max", "waiting_scale_ratio", "queue_scale_ratio", "target",
+        "quarantine_faults", "demand_smoothing_s", "capacity_window_s", "rise_per_s", "fall_per_s",
+    }
+)  # fmt: skip
+"""Fields for which zero would divide by zero or mean "never"."""
+
+_RATIOS = frozenset(
+    {"high", "critical", "margin", "clear_margin", "target", "queue_trim", "gain", "pi_setpoint"}
+)
+"""Ratios 0-1 whose names do not end in `_ratio`."""
+
+
+def mirror(policy: type[Any]) -> type[Section]:
+    """Make the file's section for a policy dataclass (nested dataclasses become sections)."""
+    hints = get_type_hints(policy)
+    docs = attribute_docs(policy)
+    fields: dict[str, Any] = {}
+    for each in dataclasses.fields(policy):
+        kind = hints[each.name]
+        doc = docs.get(each.name)
+        if dataclasses.is_dataclass(kind):
+            section = mirror(kind)  # type: ignore[arg-type]
+            fields[each.name] = (section, Field(default_factory=section, description=doc))
+        else:
+            fields[each.name] = (
+                _annotated(each.name, kind),
+                Field(default=each.default, description=doc),
+            )
+    return create_model(policy.__name__, __base__=Section, __doc__=inspect.getdoc(policy), **fields)
+
+
+def to_policy(policy: Any, section: BaseModel) -> Any:
+    """Make the dataclass that a section made by `mirror` describes."""
+    values: dict[str, Any] = {}
+    hints = get_type_hints(policy)
+    for each in dataclasses.fields(policy):
+        value = getattr(section, each.name)
+        kind = hints[each.name]
+        values[each.name] = to_policy(kind, value) if dataclasses.is_dataclass(kind) else value
+    return policy(**values)
+
+
+def attribute_docs(policy: type[Any]) -> dict[str, str]:
+    """Read the docstrings under the attributes of a class from its source."""
+    tree = ast.parse(textwrap.dedent(inspect.getsource(policy)))
+    body = tree.body[0].body  # type: ignore[attr-defined]
+    docs: dict[str, str] = {}
+    for before, node in itertools.pairwise(body):
+        if (
+            isinstance(before, ast.AnnAssign)
+            and isinstance(before.target, ast.Name)
+            and isinstance(node, ast.Expr)
+            and isinstance(node.value, ast.Constant)
+        ):
+            docs[before.target.id] = inspect.cleandoc(str(node.value.value))
+    return docs
+
+
+def _annotated(name: str, kind: Any) -> Any:
+    if inspect.isclass(kind) and issubclass(kind, Enum):
+        return kind
+    if get_origin(kind) is tuple:
+        inner = get_args(kind)[0]
+        return tuple[_annotated(name, inner), ...]  # type: ignore[misc]
+    number: Any = Whole if kind is int else Number
+    low: dict[str, Any] = {"gt": 0} if name in _POSITIVE else {"ge": 0}
+    if name.endswith("_ratio") or name in _RATIOS or name == "stages":
+        return Annotated[number, Field(**low, le=1)]
+    return Annotated[number, Field(**low)]

@@ -1,0 +1,180 @@
+"""What may be written in the configuration file.
+
+Only shapes and single values are judged here; `checks.py` judges what values mean together, on the
+raw document, so that both kinds of problem are reported at once.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, ConfigDict, Discriminator, Field, Tag
+
+from xds_server.config.addresses import parse_address
+from xds_server.config.mirror import Number, Ratio, Section, Whole, mirror
+from xds_server.core.policy import Policy
+
+NAME_PATTERN = r"^[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?$"
+"""Names become parts of Envoy cluster and route names, of file names and of commands."""
+
+
+def _is_address(text: str) -> str:
+    try:
+        parse_address(text)
+    except ValueError as error:
+        raise ValueError(f"ip:port, like 10.0.0.7:8000 ({error})") from None
+    return text
+
+
+def _is_listen(text: str) -> str:
+    try:
+        parse_address(text, lowest_port=0)
+    except ValueError as error:
+        raise ValueError(
+            f"ip:port, like 127.0.0.1:18000; port 0 takes a free one ({error})"
+        ) from None
+    return text
+
+
+def _is_ip(text: str) -> str:
+    try:
+        ipaddress.ip_address(text)
+    except ValueError:
+        raise ValueError("an IP address") from None
+    return text
+
+
+def _shape_of_instances(value: Any) -> str:
+    return MAPPING if isinstance(value, dict | Discover) else LIST
+
+
+LIST, MAPPING = "<list>", "<mapping>"
+"""Tags of the two shapes of `instances`; they never show in a problem's path."""
+
+Ip = Annotated[str, AfterValidator(_is_ip)]
+Name = Annotated[str, Field(pattern=NAME_PATTERN)]
+Port = Annotated[Whole, Field(ge=1, le=65535)]
+Address = Annotated[str, AfterValidator(_is_address)]
+Listen = Annotated[str, AfterValidator(_is_listen)]
+Text = Annotated[str, Field(min_length=1)]
+
+PolicySection = mirror(Policy)
+
+
+class Written(Section):
+    """A section whose documentation is written under its keys."""
+
+    model_config = ConfigDict(use_attribute_docstrings=True)
+
+
+class Listener(Written):
+    """Where proxies accept the requests of clients."""
+
+    address: Ip = "0.0.0.0"
+    """IP address to listen on."""
+    port: Port = 10000
+
+
+class Match(Written):
+    """Which requests belong to a model."""
+
+    domains: Annotated[list[Text], Field(min_length=1)] = Field(default_factory=lambda: ["*"])
+    """Host names, exact or with a `*` at one end."""
+    prefix: Annotated[str, Field(pattern=r"^/")] = "/v1/"
+    """Start of the path."""
+
+
+class InstanceSection(Written):
+    """One engine server process."""
+
+    name: Name
+    """Unique in the fleet; what agents, logs and commands call it."""
+    address: Address
+    """ip:port as Envoy sees it."""
+    capacity: Annotated[Number, Field(gt=0)] | None = None
+    """Concurrent requests it can run; left out = learned from the engine."""
+
+
+class Discover(Written):
+    """Instances are registered by the agents that own them."""
+
+    discover: Literal["agents"]
+
+
+class Limit(Written):
+    """The most a tier may be given, whatever its signals say."""
+
+    requests_per_second: Annotated[Number, Field(gt=0)] | None = None
+    tokens_per_second: Annotated[Number, Field(gt=0)] | None = None
+
+
+class MaxTokensSection(Written):
+    """How `max_tokens` is shortened: max(floor, scale x asked)."""
+
+    scale: Annotated[Ratio, Field(gt=0)] = 0.5
+    floor: Annotated[Whole, Field(ge=1)] = 16
+
+
+class Answer(Written):
+    """What the static tier says."""
+
+    status: Annotated[Whole, Field(ge=200, le=599)] = 200
+    json_: Annotated[dict[str, Any], Field(alias="json")]
+    """The JSON body; the answer of a streaming request is derived from it."""
+    retry_after_s: Annotated[Whole, Field(ge=0)] | None = None
+
+
+class TierSection(Written):
+    """One level of a model's chain."""
+
+    name: Name
+    serves: Text | None = None
+    """The model name its engines answer to; left out = the model's own name."""
+    instances: (
+        Annotated[
+            Annotated[list[InstanceSection], Tag(LIST)] | Annotated[Discover, Tag(MAPPING)],
+            Discriminator(_shape_of_instances),
+        ]
+        | None
+    ) = None
+    """A list, or `{discover: agents}`."""
+    limit: Limit = Field(default_factory=Limit)
+    max_tokens: MaxTokensSection | None = None
+    answer: Answer | None = None
+
+
+class ModelSection(Written):
+    """What a client calls, and the tiers that may answer, most wanted first."""
+
+    name: Name
+    match: Match = Field(default_factory=Match)
+    tiers: Annotated[list[TierSection], Field(min_length=1)]
+
+
+class ServerSection(Written):
+    """Settings of the process; flags and environment variables win over these."""
+
+    xds_listen: Listen | None = None
+    admin_listen: Listen | None = None
+    state_dir: Text | None = None
+    agents_token_file: Text | None = None
+    log_format: Literal["auto", "console", "json"] | None = None
+    log_level: Literal["debug", "info", "warning", "error"] | None = None
+    grace_s: Annotated[Number, Field(ge=0)] | None = None
+    push_gap_ms: Annotated[Number, Field(ge=0)] | None = None
+
+
+class Document(Written):
+    """The whole file."""
+
+    listener: Listener = Field(default_factory=Listener)
+    models: Annotated[list[ModelSection], Field(min_length=1)]
+    policy: PolicySection = Field(default_factory=PolicySection)  # type: ignore[valid-type]
+    server: ServerSection = Field(default_factory=ServerSection)
+
+
+def json_schema() -> dict[str, Any]:
+    """Return the JSON Schema of the file, for editors."""
+    schema = Document.model_json_schema(by_alias=True)
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
