@@ -32,8 +32,10 @@ class EngineFacts:
     preemptions_total: float | None = None
     prompt_tokens_total: float | None = None
     generation_tokens_total: float | None = None
-    """Tokens generated; where the engine counts them only at the end of a request, its live
-    progress counter instead."""
+    """Tokens generated; live where the engine has a live token counter, else at the end of requests."""
+    progress_total: float | None = None
+    """Anything that grows while the engine computes, whatever its unit; feeds the watchdog only.
+    None where the engine counts nothing while a request runs."""
     finished_total: float | None = None
     slots: float | None = None
     kv_capacity_tokens: float | None = None

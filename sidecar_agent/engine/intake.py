@@ -1,0 +1,75 @@
+"""Range checks between a page and `EngineFacts`: what is out of range is missing, and counted."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from typing import Final
+
+from sidecar_agent.engine.exposition import Page, Series
+
+_ROUNDING: Final = 1e-6
+"""A full cache may come out as 1.0000000002; that is full, not one percent."""
+
+
+class Intake:
+    """Collects the numbers of one page; counts what it refuses and says why."""
+
+    def __init__(self, page: Page) -> None:
+        self.page = page
+        self.rejected = page.malformed
+        self.warnings: list[str] = []
+        if page.malformed:
+            self.warnings.append(f"{page.malformed} malformed lines of known metrics")
+
+    def ratios(self, series: Iterable[Series]) -> list[float]:
+        """Return usable ratios in [0, 1].
+
+        Names that end in `_perc` hold ratios in every engine known; a value in (1, 100] therefore means
+        that the whole page is in percent, which is converted with a warning. Above 100, negative, NaN
+        and infinite values are rejected.
+        """
+        values = [series.value for series in series]
+        usable = [value for value in values if 0.0 <= value <= 100.0]
+        self._reject(len(values) - len(usable), "ratio")
+        if any(value > 1.0 + _ROUNDING for value in usable):
+            self.warnings.append("ratio above 1 read as percent")
+            return [value / 100.0 for value in usable]
+        return [min(value, 1.0) for value in usable]
+
+    def counts(self, series: Iterable[Series]) -> list[float]:
+        """Return the finite, non-negative values; the rest is rejected."""
+        values = [series.value for series in series]
+        usable = [value for value in values if value >= 0.0 and math.isfinite(value)]
+        self._reject(len(values) - len(usable), "count")
+        return usable
+
+    def total(self, *names: str, where: Callable[[Series], bool] | None = None) -> float | None:
+        """Return the sum over the series of the first of `names` that is there; None if none is."""
+        series = self.page.first_of(names)
+        usable = self.counts(one for one in series if where is None or where(one))
+        return sum(usable) if usable else None
+
+    def largest(self, *names: str) -> float | None:
+        """Return the largest value of the first of `names` that is there; None if none is."""
+        return max(self.counts(self.page.first_of(names)), default=None)
+
+    def _reject(self, count: int, what: str) -> None:
+        if count:
+            self.rejected += count
+            self.warnings.append(f"{count} {what} values out of range")
+
+
+def added(*values: float | None) -> float | None:
+    """Return the sum of the numbers that are there; None if none is."""
+    present = [value for value in values if value is not None]
+    return sum(present) if present else None
+
+
+def label_number(series: Series, label: str) -> float | None:
+    """Return the number in a label of an info metric; None for absent, "None" and nonsense."""
+    try:
+        number = float(series.labels.get(label, ""))
+    except ValueError:
+        return None
+    return number if math.isfinite(number) and number >= 0 else None
