@@ -54,7 +54,7 @@ LIST, MAPPING = "<list>", "<mapping>"
 
 Ip = Annotated[str, AfterValidator(_is_ip)]
 Name = Annotated[str, Field(pattern=NAME_PATTERN)]
-Port = Annotated[Whole, Field(ge=1, le=65535)]
+ListenerPort = Annotated[Whole, Field(ge=0, le=65535)]
 Address = Annotated[str, AfterValidator(_is_address)]
 Listen = Annotated[str, AfterValidator(_is_listen)]
 Text = Annotated[str, Field(min_length=1)]
@@ -73,7 +73,8 @@ class Listener(Written):
 
     address: Ip = "0.0.0.0"
     """IP address to listen on."""
-    port: Port = 10000
+    port: ListenerPort = 10000
+    """0 lets every proxy take a free port: for several proxies on one machine."""
 
 
 class Match(Written):
