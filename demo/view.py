@@ -1,0 +1,189 @@
+"""The live picture of the play, and its plain form for logs and pipes."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from demo.outcome import Verdict
+from demo.play import FALLBACK, PARTS, PRIMARY, STATIC
+from demo.report import percentile
+from demo.scene import RECENT_S, Scene
+from demo.watch import InstanceView, TierView
+
+LEVEL_STYLES = {"healthy": "green", "degraded": "yellow", "critical": "red"}
+STATE_STYLES = {
+    "healthy": "green",
+    "warming": "cyan",
+    "recovering": "cyan",
+    "draining": "yellow",
+    "down": "bold red",
+    "quarantined": "bold red",
+}
+TIER_STYLES = {PRIMARY: "green", FALLBACK: "yellow", STATIC: "magenta"}
+REFRESH_S = 0.25
+PLAIN_S = 1.0
+BAR_CELLS = 20
+
+
+async def show(scene: Scene, console: Console) -> None:
+    """Show the scene until cancelled: redrawn on a terminal, otherwise a line per second."""
+    if not console.is_terminal:
+        await _print_lines(scene, console)
+        return
+    with Live(picture(scene), console=console, auto_refresh=False, transient=True) as live:
+        while True:
+            live.update(picture(scene), refresh=True)
+            await asyncio.sleep(REFRESH_S)
+
+
+async def _print_lines(scene: Scene, console: Console) -> None:
+    try:
+        while True:
+            flush(scene, console)
+            console.print(plain_line(scene), markup=False, highlight=False, soft_wrap=True)
+            await asyncio.sleep(PLAIN_S)
+    finally:
+        flush(scene, console)
+
+
+def flush(scene: Scene, console: Console) -> None:
+    """Print the timeline's lines that were not printed yet."""
+    while scene.unread:
+        console.print(scene.unread.popleft(), markup=False, highlight=False, soft_wrap=True)
+
+
+def plain_line(scene: Scene) -> str:
+    """Return the picture in one line."""
+    tiers = ", ".join(_plain_tier(each) for each in scene.watch.tiers) or "no plan yet"
+    rate = scene.act.rate if scene.act is not None else 0
+    return (
+        f"{scene.elapsed_s:5.1f} s  [{rate:g} req/s] {tiers}; "
+        f"{len(scene.outcomes)} answers, {scene.count(Verdict.FAILED)} failed, "
+        f"{scene.count(Verdict.CUT)} cut"
+    )
+
+
+def _plain_tier(tier: TierView) -> str:
+    inside = " ".join(
+        f"{each.name}:{each.state}:{_ratio(each.pressure)}" for each in tier.instances
+    )
+    return f"{tier.name} {tier.share:.0%} {tier.level}" + (f" ({inside})" if inside else "")
+
+
+def picture(scene: Scene) -> Group:
+    """Return the whole picture for a terminal."""
+    return Group(
+        _heading(scene),
+        _tier_table(scene),
+        _instance_table(scene),
+        _clients(scene),
+        Panel("\n".join(scene.lines), title="timeline", title_align="left"),
+    )
+
+
+def _heading(scene: Scene) -> Text:
+    act = scene.act
+    if act is None:
+        return Text(f"{scene.elapsed_s:5.1f} s")
+    text = Text(f"{scene.elapsed_s:5.1f} s  ")
+    text.append(act.name.upper(), style="bold reverse")
+    text.append(f"  {act.rate:g} requests/s  ")
+    text.append(act.says, style="italic")
+    return text
+
+
+def _tier_table(scene: Scene) -> Table:
+    table = Table(expand=True, title="tiers: what the control plane wants", title_justify="left")
+    for name in ("tier", "level", "share of requests", "pressure", "why"):
+        table.add_column(name, no_wrap=name != "why", overflow="ellipsis")
+    for tier in scene.watch.tiers:
+        table.add_row(
+            Text(tier.name, style=TIER_STYLES.get(tier.name, "")),
+            Text(tier.level, style=LEVEL_STYLES.get(tier.level, "")),
+            _bar(tier.share, TIER_STYLES.get(tier.name, "")),
+            _ratio(tier.pressure),
+            Text(tier.reason, overflow="ellipsis", no_wrap=True),
+        )
+    return table
+
+
+def _instance_table(scene: Scene) -> Table:
+    table = Table(expand=True, title="instances", title_justify="left")
+    for name in ("instance", "state", "ceiling", "weight", "pressure"):
+        table.add_column(name, no_wrap=True)
+    for name in ("KV cache", "running", "waiting", "preempted"):
+        table.add_column(name, no_wrap=True, justify="right")
+    table.add_column("why", no_wrap=True, overflow="ellipsis", ratio=1)
+    planned = {each.name: each for tier in scene.watch.tiers for each in tier.instances}
+    for part in PARTS:
+        table.add_row(
+            part.name,
+            *_instance_cells(planned.get(part.name)),
+            *_engine_cells(scene.watch.engines.get(part.name)),
+            planned[part.name].reason if part.name in planned else "",
+        )
+    return table
+
+
+def _instance_cells(plan: InstanceView | None) -> tuple[Text, str, str, Text]:
+    if plan is None:
+        return Text("?"), "", "", Text("")
+    weight = "-" if plan.health != "healthy" or plan.weight is None else str(plan.weight)
+    return (
+        Text(plan.state, style=STATE_STYLES.get(plan.state, "")),
+        _ratio(plan.ceiling),
+        weight,
+        _bar(plan.pressure, "red" if (plan.pressure or 0) > 0.95 else "blue", cells=10),
+    )
+
+
+def _engine_cells(state: dict[str, Any] | None) -> tuple[str, str, str, str]:
+    if state is None or "running" not in state:
+        return ("dead" if state else "?"), "-", "-", "-"
+    return (
+        f"{state['kv_ratio']:.0%}",
+        str(state["running"]),
+        str(state["waiting"]),
+        str(state["preemptions"]),
+    )
+
+
+def _clients(scene: Scene) -> Panel:
+    recent = scene.recent()
+    shares = scene.shares(recent)
+    text = Text()
+    for tier in (PRIMARY, FALLBACK, STATIC):
+        share = shares.get(tier, 0.0)
+        text.append("█" * round(share * 60), style=TIER_STYLES[tier])
+    text.append("\n")
+    for tier in (PRIMARY, FALLBACK, STATIC):
+        text.append(f"{tier} {shares.get(tier, 0.0):.0%}   ", style=TIER_STYLES[tier])
+    waits = [each.wait_s for each in recent if each.wait_s is not None]
+    if waits:
+        text.append(f"first byte p50 {percentile(waits, 0.5) * 1000:.0f} ms   ")
+    failed, cut = scene.count(Verdict.FAILED), scene.count(Verdict.CUT)
+    text.append(f"answers {len(scene.outcomes)}   ")
+    text.append(f"failed {failed}   ", style="bold red" if failed else "bold green")
+    text.append(f"streams cut by a death {cut}", style="yellow" if cut else "")
+    return Panel(text, title=f"clients, last {RECENT_S:g} s", title_align="left")
+
+
+def _bar(ratio: float | None, style: str, *, cells: int = BAR_CELLS) -> Text:
+    if ratio is None:
+        return Text("-")
+    full = round(min(1.0, max(0.0, ratio)) * cells)
+    text = Text("█" * full, style=style)
+    text.append("░" * (cells - full), style="dim")
+    text.append(f" {ratio:.0%}")
+    return text
+
+
+def _ratio(ratio: float | None) -> str:
+    return "-" if ratio is None else f"{ratio:.0%}"

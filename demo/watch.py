@@ -1,0 +1,170 @@
+"""Looks at the control plane, the engines and the proxies while the play goes on.
+
+What the control plane says is read into small values of the demo's own: a field it does not send is
+missing here, and the view shows that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+
+POLL_S = 0.2
+"""Often enough for a picture that feels live."""
+ATTEMPT_POLL_S = 0.03
+"""How often the proxies' counters are read while an instance is dead."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InstanceView:
+    """One instance in the control plane's plan."""
+
+    name: str
+    state: str
+    health: str
+    ceiling: float | None
+    weight: int | None
+    pressure: float | None
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TierView:
+    """One tier in the control plane's plan."""
+
+    name: str
+    level: str
+    share: float
+    pressure: float | None
+    spill: float | None
+    reason: str
+    instances: tuple[InstanceView, ...]
+
+
+def parse_plan(body: Mapping[str, Any]) -> tuple[TierView, ...]:
+    """Read the tiers of the first model of `/debug/plan`."""
+    models = body.get("models") or []
+    return tuple(_tier(each) for each in models[0]["tiers"]) if models else ()
+
+
+def _tier(raw: Mapping[str, Any]) -> TierView:
+    return TierView(
+        name=raw["name"],
+        level=raw.get("level", ""),
+        share=raw["share"],
+        pressure=raw.get("pressure"),
+        spill=raw.get("spill"),
+        reason=_reason(raw),
+        instances=tuple(
+            InstanceView(
+                name=each["id"],
+                state=each.get("state", ""),
+                health=each.get("health", ""),
+                ceiling=each.get("ceiling"),
+                weight=each.get("weight"),
+                pressure=each.get("pressure"),
+                reason=_reason(each),
+            )
+            for each in raw.get("instances", ())
+        ),
+    )
+
+
+def _reason(raw: Mapping[str, Any]) -> str:
+    reason = raw.get("reason")
+    return str(reason.get("text", "")) if isinstance(reason, Mapping) else str(reason or "")
+
+
+class Watch:
+    """The latest picture of everything. `follow` keeps it fresh."""
+
+    def __init__(
+        self,
+        session: aiohttp.ClientSession,
+        *,
+        plan_url: str,
+        engines: Mapping[str, str],
+        proxies: Mapping[str, str],
+    ) -> None:
+        """`engines` holds control URLs by name, `proxies` admin URLs by name."""
+        self.tiers: tuple[TierView, ...] = ()
+        self.engines: dict[str, dict[str, Any]] = {}
+        self._session = session
+        self._plan_url = plan_url
+        self._engine_urls = engines
+        self._proxy_urls = proxies
+
+    async def follow(self) -> None:
+        """Look again and again until cancelled; who does not answer keeps the last picture."""
+        while True:
+            await asyncio.gather(
+                self._look_at_plan(), *map(self._look_at_engine, self._engine_urls)
+            )
+            await asyncio.sleep(POLL_S)
+
+    async def _look_at_plan(self) -> None:
+        with contextlib.suppress(aiohttp.ClientError, TimeoutError):
+            self.tiers = parse_plan(await self._json(self._plan_url))
+
+    async def _look_at_engine(self, name: str) -> None:
+        with contextlib.suppress(aiohttp.ClientError, TimeoutError):
+            self.engines[name] = await self._json(self._engine_urls[name] + "/sim/state")
+
+    async def order(self, engine: str, order: str) -> dict[str, Any]:
+        """Give an engine an order, e.g. `oom`, and return its answer."""
+        async with self._session.post(f"{self._engine_urls[engine]}/sim/{order}") as response:
+            response.raise_for_status()
+            answer: dict[str, Any] = await response.json()
+            return answer
+
+    async def last_attempt(self, address: str, *, since_s: float, seconds: float) -> LastAttempt:
+        """Watch both proxies for a while: when did the last one still try `address`?"""
+        before = await self._attempts(address)
+        first, last_s = before, since_s
+        while time.monotonic() - since_s < seconds:
+            await asyncio.sleep(ATTEMPT_POLL_S)
+            now = await self._attempts(address)
+            if now != before:
+                last_s, before = time.monotonic(), now
+        return LastAttempt(after_s=last_s - since_s, attempts=before - first)
+
+    async def _attempts(self, address: str) -> int:
+        pages = [self._json(f"{url}/clusters?format=json") for url in self._proxy_urls.values()]
+        return sum(attempts_on(page, address) for page in await asyncio.gather(*pages))
+
+    async def _json(self, url: str) -> dict[str, Any]:
+        async with self._session.get(url) as response:
+            response.raise_for_status()
+            body: dict[str, Any] = await response.json(content_type=None)
+            return body
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LastAttempt:
+    """The proxies' last attempt to reach a dead instance."""
+
+    after_s: float
+    """Since its death; 0 when no proxy tried at all."""
+    attempts: int
+    """Attempts that the proxies made in vain."""
+
+
+def attempts_on(page: Mapping[str, Any], address: str) -> int:
+    """Sum requests and failed connections of one endpoint over `/clusters` of a proxy."""
+    total = 0
+    for cluster in page.get("cluster_statuses", ()):
+        for host in cluster.get("host_statuses", ()):
+            socket = host.get("address", {}).get("socket_address", {})
+            if f"{socket.get('address')}:{socket.get('port_value')}" == address:
+                total += sum(
+                    int(stat.get("value", 0))
+                    for stat in host.get("stats", ())
+                    if stat.get("name") in {"rq_total", "cx_connect_fail"}
+                )
+    return total
