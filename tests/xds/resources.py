@@ -1,0 +1,114 @@
+"""Small valid resources, and snapshots of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from envoy.config.cluster.v3 import cluster_pb2
+from envoy.config.endpoint.v3 import endpoint_pb2
+from envoy.config.listener.v3 import listener_pb2
+from envoy.config.route.v3 import route_pb2
+from google.protobuf.json_format import ParseDict
+
+from xds_server.resources.snapshot import (
+    CLUSTER,
+    ENDPOINT,
+    LISTENER,
+    ROUTE,
+    Resource,
+    Snapshot,
+    TypeSnapshot,
+)
+
+ADS = {"ads": {}, "resource_api_version": "V3"}
+
+
+def cluster(name: str, *, timeout_s: float = 1.0, config_source: Mapping = ADS) -> Resource:
+    message = ParseDict(
+        {
+            "name": name,
+            "type": "EDS",
+            "connect_timeout": f"{timeout_s}s",
+            "eds_cluster_config": {"eds_config": config_source},
+        },
+        cluster_pb2.Cluster(),
+    )
+    return Resource.of(name, message.SerializeToString(deterministic=True))
+
+
+def endpoints(name: str, *, port: int = 80, weight: int = 1) -> Resource:
+    message = ParseDict(
+        {
+            "cluster_name": name,
+            "endpoints": [
+                {
+                    "locality": {"zone": "a"},
+                    "load_balancing_weight": 1,
+                    "lb_endpoints": [
+                        {
+                            "endpoint": {
+                                "address": {
+                                    "socket_address": {"address": "127.0.0.1", "port_value": port}
+                                }
+                            },
+                            "load_balancing_weight": weight,
+                        }
+                    ],
+                }
+            ],
+        },
+        endpoint_pb2.ClusterLoadAssignment(),
+    )
+    return Resource.of(name, message.SerializeToString(deterministic=True))
+
+
+def route(name: str, weights: Mapping[str, int], *, needs: Iterable[str] | None = None) -> Resource:
+    message = ParseDict(
+        {
+            "name": name,
+            "virtual_hosts": [
+                {
+                    "name": "all",
+                    "domains": ["*"],
+                    "routes": [
+                        {
+                            "match": {"prefix": ""},
+                            "route": {
+                                "weighted_clusters": {
+                                    "clusters": [
+                                        {"name": each, "weight": weight}
+                                        for each, weight in weights.items()
+                                    ]
+                                }
+                            },
+                        }
+                    ],
+                }
+            ],
+        },
+        route_pb2.RouteConfiguration(),
+    )
+    body = message.SerializeToString(deterministic=True)
+    return Resource.of(name, body, weights if needs is None else needs)
+
+
+def listener(name: str, *, stat_prefix: str = "x") -> Resource:
+    """A listener by name only: enough for everybody but a real Envoy."""
+    message = ParseDict({"name": name, "stat_prefix": stat_prefix}, listener_pb2.Listener())
+    return Resource.of(name, message.SerializeToString(deterministic=True))
+
+
+def snapshot(
+    *,
+    clusters: Iterable[Resource] = (),
+    endpoints: Iterable[Resource] = (),
+    listeners: Iterable[Resource] = (),
+    routes: Iterable[Resource] = (),
+) -> Snapshot:
+    kinds = {CLUSTER: clusters, ENDPOINT: endpoints, LISTENER: listeners, ROUTE: routes}
+    return Snapshot(
+        {
+            type_url: TypeSnapshot(type_url, {each.name: each for each in resources})
+            for type_url, resources in kinds.items()
+        }
+    )

@@ -1,0 +1,118 @@
+"""The only module of this package that knows Envoy's messages: bytes to values and back."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+from envoy.service.discovery.v3 import ads_pb2, discovery_pb2  # noqa: F401  (ads: for reflection)
+from google.protobuf.message import DecodeError
+
+from xds_server.xds.answer import Answer
+from xds_server.xds.node import Proxy, describe
+from xds_server.xds.requests import DeltaRequest, SotwRequest
+
+MAX_CACHED_REQUEST_BYTES = 8192
+_CACHED_REQUESTS = 1024
+
+
+class BadRequestError(ValueError):
+    """Bytes that are not the message that was expected."""
+
+
+def parse_sotw(raw: bytes) -> SotwRequest:
+    """Parse a DiscoveryRequest.
+
+    Nonces are shared by all streams, so the ACKs of a fleet are equal bytes: parsed once.
+
+    Raises:
+        BadRequestError: Not a DiscoveryRequest.
+        BadNodeError: A node that cannot be served.
+    """
+    return _parse_sotw_once(raw) if len(raw) <= MAX_CACHED_REQUEST_BYTES else _parse_sotw(raw)
+
+
+def parse_delta(raw: bytes) -> DeltaRequest:
+    """Parse a DeltaDiscoveryRequest.
+
+    Raises:
+        BadRequestError: Not a DeltaDiscoveryRequest.
+        BadNodeError: A node that cannot be served.
+    """
+    return _parse_delta_once(raw) if len(raw) <= MAX_CACHED_REQUEST_BYTES else _parse_delta(raw)
+
+
+def _parse_sotw(raw: bytes) -> SotwRequest:
+    message = _decode(discovery_pb2.DiscoveryRequest, raw)
+    return SotwRequest(
+        type_url=message.type_url,
+        names=frozenset(message.resource_names),
+        version=message.version_info,
+        nonce=message.response_nonce,
+        error=message.error_detail.message if message.HasField("error_detail") else None,
+        proxy=_proxy(message.node) if message.HasField("node") else None,
+    )
+
+
+def _parse_delta(raw: bytes) -> DeltaRequest:
+    message = _decode(discovery_pb2.DeltaDiscoveryRequest, raw)
+    return DeltaRequest(
+        type_url=message.type_url,
+        subscribe=frozenset(message.resource_names_subscribe),
+        unsubscribe=frozenset(message.resource_names_unsubscribe),
+        known=dict(message.initial_resource_versions),
+        nonce=message.response_nonce,
+        error=message.error_detail.message if message.HasField("error_detail") else None,
+        proxy=_proxy(message.node) if message.HasField("node") else None,
+    )
+
+
+_parse_sotw_once = lru_cache(_CACHED_REQUESTS)(_parse_sotw)
+_parse_delta_once = lru_cache(_CACHED_REQUESTS)(_parse_delta)
+
+
+def _decode(kind: Any, raw: bytes) -> Any:
+    try:
+        return kind.FromString(raw)
+    except DecodeError as error:
+        raise BadRequestError(f"not a {kind.DESCRIPTOR.full_name}: {error}") from None
+
+
+def _proxy(node: Any) -> Proxy:
+    version = node.user_agent_version
+    if not version and node.HasField("user_agent_build_version"):
+        number = node.user_agent_build_version.version
+        version = f"{number.major_number}.{number.minor_number}.{number.patch}"
+    return describe(
+        node_id=node.id,
+        cluster=node.cluster,
+        agent=node.user_agent_name,
+        version=version,
+        extensions={each.name for each in node.extensions},
+    )
+
+
+def encode_sotw(type_url: str, answer: Answer) -> bytes:
+    """Serialize a DiscoveryResponse without its nonce."""
+    message = discovery_pb2.DiscoveryResponse(type_url=type_url, version_info=answer.version)
+    for each in answer.resources:
+        message.resources.add(type_url=type_url, value=each.body)
+    return bytes(message.SerializeToString())
+
+
+def encode_delta(type_url: str, answer: Answer) -> bytes:
+    """Serialize a DeltaDiscoveryResponse without its nonce."""
+    message = discovery_pb2.DeltaDiscoveryResponse(
+        type_url=type_url, system_version_info=answer.version, removed_resources=answer.removed
+    )
+    for each in answer.resources:
+        entry = message.resources.add(name=each.name, version=each.version)
+        entry.resource.type_url = type_url
+        entry.resource.value = each.body
+    return bytes(message.SerializeToString())
+
+
+def with_nonce(body: bytes, nonce: str) -> bytes:
+    """Append field 5, the nonce of both kinds of responses, to a serialized response."""
+    text = nonce.encode()
+    return b"%b\x2a%c%b" % (body, len(text), text)

@@ -1,0 +1,133 @@
+"""The xDS services over gRPC: ADS and one service per type, SotW and delta, as handlers of bytes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import grpc
+
+from xds_server.resources.capability import Capability
+from xds_server.resources.snapshot import CLUSTER, ENDPOINT, LISTENER, ROUTE, Snapshot
+from xds_server.xds.answer import Protocol
+from xds_server.xds.cache import SnapshotCache
+from xds_server.xds.observer import Observer, Silent
+from xds_server.xds.rendered import Rendered
+from xds_server.xds.stream import Stream
+from xds_server.xds.syncz import ProxyStatus, status_of
+
+ADS_SERVICE = "envoy.service.discovery.v3.AggregatedDiscoveryService"
+
+SERVICES: dict[str, dict[str, tuple[Protocol, str | None]]] = {
+    ADS_SERVICE: {
+        "StreamAggregatedResources": (Protocol.SOTW, None),
+        "DeltaAggregatedResources": (Protocol.DELTA, None),
+    },
+    "envoy.service.cluster.v3.ClusterDiscoveryService": {
+        "StreamClusters": (Protocol.SOTW, CLUSTER),
+        "DeltaClusters": (Protocol.DELTA, CLUSTER),
+    },
+    "envoy.service.endpoint.v3.EndpointDiscoveryService": {
+        "StreamEndpoints": (Protocol.SOTW, ENDPOINT),
+        "DeltaEndpoints": (Protocol.DELTA, ENDPOINT),
+    },
+    "envoy.service.listener.v3.ListenerDiscoveryService": {
+        "StreamListeners": (Protocol.SOTW, LISTENER),
+        "DeltaListeners": (Protocol.DELTA, LISTENER),
+    },
+    "envoy.service.route.v3.RouteDiscoveryService": {
+        "StreamRoutes": (Protocol.SOTW, ROUTE),
+        "DeltaRoutes": (Protocol.DELTA, ROUTE),
+    },
+}
+"""Every discovery service with its methods: protocol and, unless aggregated, the one type."""
+
+Handler = Callable[[Any, Any], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class XdsSettings:
+    """What an operator may choose."""
+
+    max_streams: int = 100_000
+    """Streams beyond this are refused with RESOURCE_EXHAUSTED."""
+
+
+class XdsServer:
+    """Serves the snapshots of a cache to any number of streams. Used on one event loop."""
+
+    def __init__(
+        self,
+        cache: SnapshotCache,
+        *,
+        settings: XdsSettings | None = None,
+        observer: Observer | None = None,
+    ) -> None:
+        self._cache = cache
+        self._settings = settings or XdsSettings()
+        self._observer: Observer = observer or Silent()
+        self._rendered = Rendered()
+        self._groups: dict[Capability, dict[Stream, None]] = {each: {} for each in Capability}
+        self._count = 0
+        cache.subscribe(self._publish)
+
+    def handlers(self) -> list[grpc.GenericRpcHandler]:
+        """Return the handlers of all discovery services, to be added to a `grpc.aio` server."""
+        return [
+            grpc.method_handlers_generic_handler(
+                service,
+                {
+                    method: grpc.stream_stream_rpc_method_handler(
+                        partial(self._serve, protocol=protocol, only=only)
+                    )
+                    for method, (protocol, only) in methods.items()
+                },
+            )
+            for service, methods in SERVICES.items()
+        ]
+
+    def status(self) -> list[ProxyStatus]:
+        """Return the state of every stream whose proxy is known, in order of connection."""
+        now = asyncio.get_running_loop().time()
+        streams = [each for group in self._groups.values() for each in group]
+        streams.sort(key=lambda each: each.opened_at)
+        return [status_of(each, self._cache, now) for each in streams]
+
+    async def _serve(
+        self, _requests: Any, context: Any, *, protocol: Protocol, only: str | None
+    ) -> None:
+        if self._count >= self._settings.max_streams:
+            await context.abort(
+                grpc.StatusCode.RESOURCE_EXHAUSTED,
+                f"too many streams: this server serves {self._settings.max_streams}",
+            )
+        stream = Stream(
+            context,
+            protocol=protocol,
+            only=only,
+            rendered=self._rendered,
+            observer=self._observer,
+        )
+        self._count += 1
+        self._observer.stream_opened(protocol=protocol)
+        try:
+            await stream.serve(self._join)
+        finally:
+            self._count -= 1
+            if stream.proxy is not None:
+                self._groups[stream.proxy.capability].pop(stream, None)
+            stream.close()
+            self._observer.stream_closed(protocol=protocol, proxy=stream.proxy)
+
+    def _join(self, stream: Stream) -> Snapshot | None:
+        assert stream.proxy is not None
+        self._groups[stream.proxy.capability][stream] = None
+        return self._cache.snapshot(stream.proxy.capability)
+
+    def _publish(self, capability: Capability, snapshot: Snapshot) -> None:
+        self._rendered.clear()
+        for stream in self._groups[capability]:
+            stream.push(snapshot)

@@ -1,0 +1,195 @@
+"""One gRPC stream: the shell around a session.
+
+A stream costs one coroutine, the reader. A writer exists only while there is something to write: it is a
+short task, so a thousand idle streams hold no timers, queues or events. The outbox cannot grow: the session
+gives out at most one response per type until it is ACKed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+from typing import Protocol as Interface
+
+import grpc
+
+from xds_server.resources.snapshot import PUSH_ORDER, Snapshot
+from xds_server.xds.answer import Protocol
+from xds_server.xds.channel import Channel
+from xds_server.xds.delta import DeltaSession
+from xds_server.xds.events import Acked, Event, Nacked
+from xds_server.xds.node import BadNodeError, Proxy
+from xds_server.xds.observer import Observer
+from xds_server.xds.proto import BadRequestError, parse_delta, parse_sotw
+from xds_server.xds.rendered import Rendered, Response
+from xds_server.xds.sotw import SotwSession
+
+_KNOWN_TYPES = frozenset(PUSH_ORDER)
+
+
+class Session(Interface):
+    """What the shell needs of a session of either protocol."""
+
+    @property
+    def deadline(self) -> float | None:
+        """When `on_time` has to be called."""
+
+    @property
+    def channels(self) -> dict[str, Channel]:
+        """State of each type."""
+
+    def on_request(self, request: Any, now: float) -> list[Response]:
+        """Take a request."""
+
+    def on_snapshot(self, snapshot: Snapshot, now: float) -> list[Response]:
+        """Take a snapshot."""
+
+    def on_time(self, now: float) -> list[Response]:
+        """Take the time."""
+
+
+class Stream:
+    """A client's stream from its first request to its end."""
+
+    __slots__ = (
+        "_context", "_loop", "_observer", "_only", "_outbox", "_parse", "_timer", "_writer",
+        "opened_at", "protocol", "proxy", "session",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        context: Any,
+        *,
+        protocol: Protocol,
+        only: str | None,
+        rendered: Rendered,
+        observer: Observer,
+    ) -> None:
+        """Make the stream; `only` is the type of a single-type service, None for ADS."""
+        self._context = context
+        self._loop = asyncio.get_running_loop()
+        self._observer = observer
+        self._only = only
+        self._outbox: list[Response] = []
+        self._timer: asyncio.TimerHandle | None = None
+        self._writer: asyncio.Task[None] | None = None
+        self.opened_at = self._loop.time()
+        self.protocol = protocol
+        self.proxy: Proxy | None = None
+        sotw = protocol is Protocol.SOTW
+        self._parse: Callable[[bytes], Any] = parse_sotw if sotw else parse_delta
+        self.session: Session = (SotwSession if sotw else DeltaSession)(rendered, self._tell)
+
+    async def serve(self, joined: Callable[[Stream], Snapshot | None]) -> None:
+        """Answer requests until the client ends the stream.
+
+        Args:
+            joined: Called once, when the proxy is known; returns the snapshot of its group, if any.
+        """
+        while (raw := await self._context.read()) is not grpc.aio.EOF:
+            try:
+                request = self._parse(raw)
+            except (BadNodeError, BadRequestError) as error:
+                self._observer.ignored(proxy=self.proxy, type_url="", reason="bad_request")
+                await self._context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+            if self.proxy is None:
+                if request.proxy is None:
+                    await self._context.abort(
+                        grpc.StatusCode.INVALID_ARGUMENT,
+                        "node is missing: expected a node with an id in the first request",
+                    )
+                self.proxy = request.proxy
+                snapshot = joined(self)
+                if snapshot is not None:
+                    self.push(snapshot)
+            await self._take(request)
+
+    async def _take(self, request: Any) -> None:
+        type_url: str = request.type_url or self._only or ""
+        if not type_url:
+            await self._context.abort(
+                grpc.StatusCode.INVALID_ARGUMENT,
+                "type_url is missing: expected the type of the resources on an ADS stream",
+            )
+        if self._only is not None and type_url != self._only:
+            await self._context.abort(
+                grpc.StatusCode.INVALID_ARGUMENT,
+                f"type_url {type_url!a} on the stream of a single type: expected {self._only}",
+            )
+        if type_url not in _KNOWN_TYPES:
+            self._observer.ignored(proxy=self.proxy, type_url=type_url, reason="unknown_type")
+            return
+        if not request.type_url:
+            request = _typed(request, type_url)
+        assert self.proxy is not None
+        self._observer.request(proxy=self.proxy, type_url=type_url)
+        self._send(self.session.on_request(request, self._loop.time()))
+
+    def push(self, snapshot: Snapshot) -> None:
+        """Bring the client to a snapshot."""
+        self._send(self.session.on_snapshot(snapshot, self._loop.time()))
+
+    def close(self) -> None:
+        """Give up whatever still waits."""
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._writer is not None:
+            self._writer.cancel()
+
+    def _send(self, responses: list[Response]) -> None:
+        self._set_timer()
+        if not responses:
+            return
+        self._outbox += responses
+        if self._writer is None:
+            self._writer = self._loop.create_task(self._write())
+
+    async def _write(self) -> None:
+        context, outbox = self._context, self._outbox
+        assert self.proxy is not None
+        while outbox:
+            response = outbox.pop(0)
+            await context.write(response.body)
+            self._observer.response_sent(
+                proxy=self.proxy, type_url=response.type_url, size_bytes=len(response.body)
+            )
+        self._writer = None
+
+    def _set_timer(self) -> None:
+        deadline = self.session.deadline
+        timer = self._timer
+        if timer is not None and timer.when() != deadline:
+            timer.cancel()
+            timer = self._timer = None
+        if deadline is not None and timer is None:
+            self._timer = self._loop.call_at(deadline, self._expire)
+
+    def _expire(self) -> None:
+        self._timer = None
+        self._send(self.session.on_time(self._loop.time()))
+
+    def _tell(self, event: Event) -> None:
+        assert self.proxy is not None
+        if isinstance(event, Acked):
+            self._observer.acked(
+                proxy=self.proxy,
+                type_url=event.type_url,
+                version=event.version,
+                lag_s=event.lag_s,
+            )
+        elif isinstance(event, Nacked):
+            self._observer.nacked(
+                proxy=self.proxy,
+                type_url=event.type_url,
+                version=event.version,
+                error=event.error,
+                names=event.names,
+            )
+        else:
+            self._observer.ignored(proxy=self.proxy, type_url=event.type_url, reason=event.reason)
+
+
+def _typed(request: Any, type_url: str) -> Any:
+    return dataclasses.replace(request, type_url=type_url)

@@ -1,0 +1,102 @@
+"""What every proxy has, type by type: the table behind /debug/syncz and CSDS."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+from xds_server.xds.answer import Protocol
+from xds_server.xds.channel import Channel
+from xds_server.xds.node import Proxy
+
+if TYPE_CHECKING:
+    from xds_server.xds.cache import SnapshotCache
+    from xds_server.xds.stream import Stream
+
+
+class SyncState(StrEnum):
+    """How a proxy stands in one type."""
+
+    SYNCED = "synced"
+    """It accepted everything there is for it."""
+    STALE = "stale"
+    """A response is under way."""
+    NOT_SENT = "not_sent"
+    """It asked and nothing was there to send."""
+    ERROR = "error"
+    """It refused something and still runs on what it had before."""
+
+
+@dataclass(frozen=True, slots=True)
+class TypeStatus:
+    """One type on one stream. Ages are in seconds, None when it never happened."""
+
+    type_url: str
+    state: SyncState
+    sent_version: str
+    acked_version: str
+    sent_age_s: float | None
+    acked_age_s: float | None
+    lag_s: float | None
+    """From sending to acceptance of the newest response; while it is under way, its age."""
+    error: str
+    """Text of the last NACK, until everything is accepted again."""
+    error_version: str
+    error_names: tuple[str, ...]
+    """The resources held responsible; they are kept as they were."""
+    error_age_s: float | None
+    subscribed: int
+    """Number of names subscribed explicitly."""
+    wildcard: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ProxyStatus:
+    """One stream."""
+
+    proxy: Proxy
+    protocol: Protocol
+    connected_s: float
+    types: tuple[TypeStatus, ...]
+
+
+def status_of(stream: Stream, cache: SnapshotCache, now: float) -> ProxyStatus:
+    """Describe a stream whose proxy is known; `now` is the loop's time."""
+    assert stream.proxy is not None
+    del cache
+    channels = stream.session.channels.values()
+    types = tuple(_type_status(channel, now) for channel in channels)
+    return ProxyStatus(stream.proxy, stream.protocol, now - stream.opened_at, types)
+
+
+def _type_status(channel: Channel, now: float) -> TypeStatus:
+    refusal = channel.refusal
+    sent = not channel.fresh
+    if channel.pending is not None:
+        lag: float | None = now - channel.sent_at
+    else:
+        lag = channel.acked_at - channel.sent_at if channel.acked_version else None
+    return TypeStatus(
+        type_url=channel.type_url,
+        state=_state(channel),
+        sent_version=channel.sent_version,
+        acked_version=channel.acked_version,
+        sent_age_s=now - channel.sent_at if sent else None,
+        acked_age_s=now - channel.acked_at if channel.acked_version else None,
+        lag_s=lag,
+        error=refusal.error if refusal else "",
+        error_version=refusal.version if refusal else "",
+        error_names=tuple(sorted(refusal.names)) if refusal else (),
+        error_age_s=now - refusal.at if refusal else None,
+        subscribed=len(channel.subscription.names),
+        wildcard=channel.subscription.wildcard,
+    )
+
+
+def _state(channel: Channel) -> SyncState:
+    if channel.refusal is not None:
+        return SyncState.ERROR
+    if channel.pending is not None:
+        return SyncState.STALE
+    return SyncState.NOT_SENT if channel.fresh else SyncState.SYNCED
