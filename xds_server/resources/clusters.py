@@ -1,0 +1,193 @@
+"""CDS: a cluster per tier, and a chain per tier that may be given requests.
+
+Nothing here follows the weights: any change of a cluster makes Envoy forget its ejections and build
+new connection pools. Each function authors one shape with typed messages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from xds_server.core.model import Model
+from xds_server.core.policy import FailurePolicy
+from xds_server.resources.capability import Capability
+from xds_server.resources.headers import chain_filters, metadata, tier_metadata
+from xds_server.resources.names import chain_name, cluster_name, static_listener_name
+from xds_server.resources.proto import Cluster, duration, pack, serialize, to_upb, typed
+from xds_server.resources.snapshot import Resource
+
+BUFFER_LIMIT_BYTES = 8 * 1024 * 1024
+"""Envoy's default of 1 MiB answers 413 to long prompts and images."""
+CONNECT_TIMEOUT_S = 1.0
+INITIAL_FETCH_TIMEOUT_S = 5.0
+"""How long a cluster may wait for its endpoints before it goes live without (Envoy's default: 15)."""
+UNBOUNDED = 1_000_000
+"""Circuit breakers stay out of the way: an overflow is a 503 that no retry and no chain catches."""
+EJECTION_S = 5.0
+"""First ejection; it grows by as much each time. A hung GPU costs 3 retried requests per probe."""
+EJECTION_MAX_S = 60.0
+EJECTION_INTERVAL_S = 1.0
+"""How often ejected endpoints are looked at for their return."""
+RETRY_CONCURRENCY = 1000
+"""Concurrent retries that a chain may always have, see `_chain_breakers`."""
+
+_CHAIN_TYPES = {
+    Capability.COMPOSITE: "envoy.clusters.composite",
+    Capability.AGGREGATE: "envoy.clusters.aggregate",
+}
+
+
+def ads() -> Any:
+    """Return the typed source "over the one aggregated stream"."""
+    return typed.core.ConfigSource(
+        ads=typed.core.AggregatedConfigSource(),
+        resource_api_version=typed.core.ApiVersion.V3,
+        initial_fetch_timeout=duration(INITIAL_FETCH_TIMEOUT_S),
+    )
+
+
+def cluster_resources(
+    models: Sequence[Model], failures: FailurePolicy, capability: Capability
+) -> Iterator[Resource]:
+    """Yield every model's clusters and chains, in chain order.
+
+    Shapes are authored once; a cluster is a shape with its names set.
+    """
+    tier_shape = to_upb(Cluster, tier_cluster("", failures=failures, capability=capability))
+    chain_shapes: dict[int, Cluster] = {}
+    for model in models:
+        names = [cluster_name(model.name, tier.name) for tier in model.tiers]
+        for index, (name, tier) in enumerate(zip(names, model.tiers, strict=True)):
+            if tier.is_static and capability is Capability.GRPC:
+                continue
+            if tier.is_static:
+                facts = tier_metadata(index=index, model=tier.serves or tier.name)
+                listener = static_listener_name(model.name)
+                static = static_cluster(name, listener=listener, facts=facts)
+                yield Resource.of(name, bytes(static))
+                continue
+            yield _named(tier_shape, name)
+            if capability is Capability.GRPC:
+                continue
+            shape = chain_shapes.get(index)
+            if shape is None:
+                authored = chain_cluster("", start=index, members=(), capability=capability)
+                shape = chain_shapes[index] = to_upb(Cluster, authored)
+            shape.cluster_type.typed_config.value = bytes(chain_config(names[index:], capability))
+            yield _named(shape, chain_name(model.name, tier.name))
+
+
+def _named(shape: Cluster, name: str) -> Resource:
+    shape.name = name
+    return Resource.of(name, serialize(shape))
+
+
+def tier_cluster(name: str, *, failures: FailurePolicy, capability: Capability) -> Any:
+    """Author the cluster of a tier with engines; endpoints come by EDS under the same name."""
+    c = typed.cluster
+    cluster = c.Cluster(
+        name=name,
+        type=c.ClusterDiscoveryType.EDS,
+        eds_cluster_config=c.ClusterEdsClusterConfig(eds_config=ads()),
+        connect_timeout=duration(CONNECT_TIMEOUT_S),
+        lb_policy=c.ClusterLbPolicy.ROUND_ROBIN,  # the only policy that keeps the weights' ratio
+    )
+    if capability is Capability.GRPC:
+        return cluster
+    cluster.per_connection_buffer_limit_bytes = BUFFER_LIMIT_BYTES
+    cluster.circuit_breakers = _breakers()
+    cluster.common_lb_config = c.ClusterCommonLbConfig(
+        # With panic, a fully ejected tier would be given requests instead of the next one.
+        healthy_panic_threshold=typed.type.Percent(value=0),
+        # Older Envoys hold weight changes back for up to a second otherwise.
+        update_merge_window=duration(0),
+    )
+    cluster.outlier_detection = c.OutlierDetection(
+        consecutive_5xx=failures.consecutive,
+        interval=duration(EJECTION_INTERVAL_S),
+        base_ejection_time=duration(EJECTION_S),
+        max_ejection_time=duration(EJECTION_MAX_S),
+        max_ejection_percent=100,  # default 10: tiers of less than 10 endpoints never eject
+        # Statistics over a tier would eject for being slower than others, which weights handle.
+        enforcing_success_rate=0,
+        # A hung engine answers health checks and accepts connections: neither may count as success.
+        split_external_local_origin_errors=False,
+        successful_active_health_check_uneject_host=False,
+    )
+    return cluster
+
+
+def static_cluster(name: str, *, listener: str, facts: dict[str, str]) -> Any:
+    """Author the cluster whose one endpoint is the internal listener with the static answer."""
+    c, e = typed.cluster, typed.endpoint
+    address = typed.core.Address(
+        envoy_internal_address=typed.core.EnvoyInternalAddress(server_listener_name=listener)
+    )
+    endpoint = e.LbEndpoint(endpoint=e.Endpoint(address=address), metadata=metadata(facts))
+    return c.Cluster(
+        name=name,
+        type=c.ClusterDiscoveryType.STATIC,
+        connect_timeout=duration(CONNECT_TIMEOUT_S),
+        per_connection_buffer_limit_bytes=BUFFER_LIMIT_BYTES,
+        circuit_breakers=_breakers(),
+        load_assignment=e.ClusterLoadAssignment(
+            cluster_name=name, endpoints=[e.LocalityLbEndpoints(lb_endpoints=[endpoint])]
+        ),
+    )
+
+
+def chain_cluster(name: str, *, start: int, members: Sequence[str], capability: Capability) -> Any:
+    """Author the chain that begins at tier `start`: attempt n goes to the n-th member that can serve."""
+    c = typed.cluster
+    options = typed.http_options.HttpProtocolOptions(
+        explicit_http_config=typed.http_options.HttpProtocolOptionsExplicitHttpConfig(
+            http_protocol_options=typed.core.Http1ProtocolOptions()
+        ),
+        http_filters=chain_filters(start),
+    )
+    return c.Cluster(
+        name=name,
+        connect_timeout=duration(CONNECT_TIMEOUT_S),
+        lb_policy=c.ClusterLbPolicy.CLUSTER_PROVIDED,
+        circuit_breakers=_chain_breakers(),
+        cluster_type=c.ClusterCustomClusterType(
+            name=_CHAIN_TYPES[capability], typed_config=pack(chain_config(members, capability))
+        ),
+        typed_extension_protocol_options={
+            "envoy.extensions.upstreams.http.v3.HttpProtocolOptions": pack(options)
+        },
+    )
+
+
+def chain_config(members: Sequence[str], capability: Capability) -> Any:
+    """Author the list of a chain's members."""
+    if capability is Capability.AGGREGATE:
+        return typed.aggregate.ClusterConfig(clusters=list(members))
+    entry = typed.composite.ClusterConfigClusterEntry
+    return typed.composite.ClusterConfig(clusters=[entry(name=each) for each in members])
+
+
+def _breakers() -> Any:
+    thresholds = typed.cluster.CircuitBreakersThresholds(
+        max_connections=UNBOUNDED, max_pending_requests=UNBOUNDED, max_requests=UNBOUNDED
+    )
+    return typed.cluster.CircuitBreakers(thresholds=[thresholds])
+
+
+def _chain_breakers() -> Any:
+    """Bound how many of a chain's requests are retried at once.
+
+    A chain never repeats a member, so a retry is another tier's first attempt and amplifies nothing;
+    the budget only has to keep a storm finite. Envoy counts requests at the member and retries at the chain.
+    """
+    budget = typed.cluster.CircuitBreakersThresholdsRetryBudget(
+        budget_percent=typed.type.Percent(value=100), min_retry_concurrency=RETRY_CONCURRENCY
+    )
+    thresholds = typed.cluster.CircuitBreakersThresholds(
+        max_connections=UNBOUNDED,
+        max_pending_requests=UNBOUNDED,
+        max_requests=UNBOUNDED,
+        retry_budget=budget,
+    )
+    return typed.cluster.CircuitBreakers(thresholds=[thresholds])

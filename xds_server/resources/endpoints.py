@@ -1,0 +1,108 @@
+"""EDS: the endpoints of a tier, with the weights and the health that the plan gives them.
+
+Patched in place. An endpoint that may take nothing stays listed with that status: a removed one would
+lose its streams' connections and its ejection.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from xds_server.core.model import Instance, InstanceId, Model, Tier
+from xds_server.core.plan import EndpointHealth, InstancePlan, TierPlan
+from xds_server.resources import headers
+from xds_server.resources.names import METADATA, cluster_name
+from xds_server.resources.proto import (
+    UINT32_MAX,
+    ClusterLoadAssignment,
+    LbEndpoint,
+    serialize,
+    to_upb,
+    typed,
+)
+from xds_server.resources.snapshot import Resource
+
+HEALTH_STATUS = {
+    EndpointHealth.HEALTHY: 1,
+    EndpointHealth.UNHEALTHY: 2,
+    EndpointHealth.DRAINING: 3,
+}
+"""`envoy.config.core.v3.HealthStatus`."""
+
+_Fact = tuple[int, int]
+
+
+def author_endpoint(instance: Instance, *, tier: Tier, index: int) -> Any:
+    """Author one endpoint of the tier at `index` of its chain: healthy, weight 1."""
+    e, core = typed.endpoint, typed.core
+    address = core.SocketAddress(address=instance.host, port_value=instance.port)
+    facts = headers.tier_metadata(index=index, model=tier.serves, instance=instance.id)
+    return e.LbEndpoint(
+        endpoint=e.Endpoint(address=core.Address(socket_address=address)),
+        health_status=core.HealthStatus.HEALTHY,
+        metadata=headers.metadata(facts),
+        load_balancing_weight=1,
+    )
+
+
+def author_assignment(name: str) -> Any:
+    """Author a cluster's assignment with one locality, which gRPC reads only with a weight of its own."""
+    e = typed.endpoint
+    locality = e.LocalityLbEndpoints(locality=typed.core.Locality(), load_balancing_weight=1)
+    return e.ClusterLoadAssignment(cluster_name=name, endpoints=[locality])
+
+
+class EndpointTable:
+    """One tier's assignment. Not for use by two threads at once."""
+
+    def __init__(self, model: Model, tier: Tier) -> None:
+        self.name = cluster_name(model.name, tier.name)
+        self._table = to_upb(ClusterLoadAssignment, author_assignment(self.name))
+        self._endpoints: dict[InstanceId, LbEndpoint] = {}
+        self._facts: dict[InstanceId, _Fact] = {}
+        self._plan: TierPlan | None = None
+        self._resource: Resource | None = None
+        if not tier.instances:
+            del self._table.endpoints[:]
+            return
+        index = model.tiers.index(tier)
+        shape = to_upb(LbEndpoint, author_endpoint(tier.instances[0], tier=tier, index=index))
+        listed = self._table.endpoints[0].lb_endpoints
+        for instance in tier.instances:
+            endpoint = listed.add()
+            endpoint.CopyFrom(shape)
+            address = endpoint.endpoint.address.socket_address
+            address.address, address.port_value = instance.host, instance.port
+            fields = endpoint.metadata.filter_metadata[METADATA].fields
+            fields["instance"].string_value = instance.id
+            self._endpoints[instance.id] = endpoint
+
+    def apply(self, plan: TierPlan) -> None:
+        """Set weights and health. Raise KeyError for an instance that the tier does not have."""
+        if plan is self._plan:
+            return
+        self._plan = plan
+        ceiling = UINT32_MAX // max(1, len(self._endpoints))
+        facts, endpoints = self._facts, self._endpoints
+        for each in plan.instances:
+            fact = _fact(each, ceiling)
+            if facts.get(each.id) == fact:
+                continue
+            endpoint = endpoints[each.id]
+            endpoint.load_balancing_weight.value, endpoint.health_status = fact
+            facts[each.id] = fact
+            self._resource = None
+
+    def resource(self) -> Resource:
+        """Return the assignment as it is now; the same object while nothing changes."""
+        if self._resource is None:
+            self._resource = Resource.of(self.name, serialize(self._table))
+        return self._resource
+
+
+def _fact(plan: InstancePlan, ceiling: int) -> _Fact:
+    """Return weight and health: 0 is refused for the whole response, and only health stops requests."""
+    status = HEALTH_STATUS[plan.health]
+    if plan.health is not EndpointHealth.HEALTHY:
+        return 1, status
+    return min(max(1, plan.weight), ceiling), status

@@ -1,0 +1,25 @@
+"""The names of everything that is served; proxies, statistics and access logs show them."""
+
+from __future__ import annotations
+
+from xds_server.core.model import ModelName, TierName
+
+LISTENER_NAME = "llm"
+ROUTE_CONFIG_NAME = "llm"
+METADATA = "llm"
+"""Namespace of the metadata on endpoints and requests."""
+
+
+def cluster_name(model: ModelName, tier: TierName) -> str:
+    """Name a tier's cluster; its endpoints are served under the same name."""
+    return f"{model}/{tier}"
+
+
+def chain_name(model: ModelName, tier: TierName) -> str:
+    """Name the chain that starts at a tier and walks down to the static one."""
+    return f"{model}/{tier}/chain"
+
+
+def static_listener_name(model: ModelName) -> str:
+    """Name the internal listener that gives a model's static answer."""
+    return f"static/{model}"
