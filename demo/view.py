@@ -84,7 +84,7 @@ def picture(scene: Scene) -> Group:
         _tier_table(scene),
         _instance_table(scene),
         _clients(scene),
-        Panel("\n".join(scene.lines), title="timeline", title_align="left"),
+        Panel(Text("\n".join(scene.lines)), title="timeline", title_align="left"),
     )
 
 
@@ -127,7 +127,7 @@ def _instance_table(scene: Scene) -> Table:
             part.name,
             *_instance_cells(planned.get(part.name)),
             *_engine_cells(scene.watch.engines.get(part.name)),
-            planned[part.name].reason if part.name in planned else "",
+            Text(planned[part.name].reason if part.name in planned else ""),
         )
     return table
 
