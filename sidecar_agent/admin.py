@@ -1,0 +1,89 @@
+"""The agent's HTTP pages: health, metrics and drains, on loopback unless told otherwise."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from aiohttp import web
+
+from sidecar_agent.agent import Agent, describe, unready
+from sidecar_agent.metrics import CONTENT_TYPE, Metrics
+
+
+def application(agent: Agent) -> web.Application:
+    """Return the admin pages of an agent."""
+    metrics = Metrics(agent)
+
+    async def healthz(_request: web.Request) -> web.Response:
+        return web.Response(text="ok\n")
+
+    async def readyz(_request: web.Request) -> web.Response:
+        reasons = unready(agent, agent.clock())
+        body = {"ready": not reasons, "reasons": reasons}
+        return web.json_response(body, status=503 if reasons else 200)
+
+    async def page(_request: web.Request) -> web.Response:
+        return web.Response(body=metrics.page(), headers={"Content-Type": CONTENT_TYPE})
+
+    async def instances(_request: web.Request) -> web.Response:
+        now = agent.clock()
+        return web.json_response([describe(agent, one, now) for one in agent.instances.values()])
+
+    async def instance(request: web.Request) -> web.Response:
+        return _described(agent, request.match_info["instance"])
+
+    async def drain(request: web.Request) -> web.Response:
+        return _drained(agent, request.match_info["instance"], draining=True)
+
+    async def undrain(request: web.Request) -> web.Response:
+        return _drained(agent, request.match_info["instance"], draining=False)
+
+    app = web.Application(client_max_size=1024)
+    app.add_routes(
+        [
+            web.get("/healthz", healthz),
+            web.get("/readyz", readyz),
+            web.get("/metrics", page),
+            web.get("/instances", instances),
+            web.get("/instances/{instance}", instance),
+            web.post("/drain/{instance}", drain),
+            web.post("/undrain/{instance}", undrain),
+        ]
+    )
+    return app
+
+
+def _drained(agent: Agent, name: str, *, draining: bool) -> web.Response:
+    if name in agent.instances:
+        agent.drain(name, draining=draining)
+    return _described(agent, name)
+
+
+def _described(agent: Agent, name: str) -> web.Response:
+    found = agent.instances.get(name)
+    if found is None:
+        known = ", ".join(agent.instances)
+        return web.json_response(
+            {"error": f"no instance {name!r}; this agent has: {known}"}, status=404
+        )
+    return web.json_response(describe(agent, found, agent.clock()))
+
+
+@asynccontextmanager
+async def serving(agent: Agent, address: str) -> AsyncIterator[str]:
+    """Serve the pages at host:port and yield the address that was bound (port 0 = any).
+
+    Raises:
+        OSError: the address cannot be bound.
+    """
+    host, _, port = address.rpartition(":")
+    runner = web.AppRunner(application(agent), access_log=None, shutdown_timeout=0.2)
+    await runner.setup()
+    try:
+        site = web.TCPSite(runner, host.strip("[]"), int(port))
+        await site.start()
+        bound = runner.addresses[0]
+        yield f"{host}:{bound[1]}"
+    finally:
+        await runner.cleanup()

@@ -1,0 +1,342 @@
+"""The agent's loop: scrape every engine, join with its GPUs, offer the sample to the uplink.
+
+One task per instance, so that a silent engine delays nobody else; one scrape in flight per instance.
+Everything runs on one event loop except the GPU driver, which has its own thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, Protocol
+
+import aiohttp
+import structlog
+
+import sidecar_agent
+from sidecar_agent import encode
+from sidecar_agent.engine import probe
+from sidecar_agent.engine.adapters import Options
+from sidecar_agent.engine.facts import EngineFacts
+from sidecar_agent.engine.lifecycle import Engine, Limits, observe
+from sidecar_agent.engine.outcome import Outcome, OutcomeKind
+from sidecar_agent.engine.probe import Probe, Target
+from sidecar_agent.gpu.facts import DriverState, GpuSnapshot
+from sidecar_agent.identity import Identity, Owned, config_hash
+from sidecar_agent.join import GpuGroup, Sample, join
+from sidecar_agent.settings import InstanceSettings, Settings
+from sidecar_agent.uplink import Server, Uplink
+
+GPU_POLL_S: Final = 0.1
+"""How soon a GPU fault that the driver's thread has seen goes out."""
+GPU_STALE_INTERVALS: Final = 3
+"""Older GPU readings are left out: a hung driver must not make engine facts look old."""
+EXIT_RESTART: Final = 75
+"""EX_TEMPFAIL: only a new process can read the GPUs again (a new driver library)."""
+
+
+class GpuSource(Protocol):
+    """Where GPU facts come from; nothing here blocks."""
+
+    def start(self) -> None:
+        """Begin to read."""
+
+    def stop(self) -> None:
+        """Stop reading and let go of the driver; bounded in time."""
+
+    def release(self) -> None:
+        """Let go of the driver until the process ends, so that it can be upgraded."""
+
+    def latest(self) -> GpuSnapshot:
+        """Return the newest snapshot."""
+
+    def group(self, snapshot: GpuSnapshot, uuids: tuple[str, ...], *, shared: bool) -> GpuGroup:
+        """Reduce the devices of one instance."""
+
+    def must_restart(self) -> bool:
+        """Return whether only a new process can read the GPUs again."""
+
+
+@dataclass(slots=True)
+class Instance:
+    """What the agent knows about one instance."""
+
+    settings: InstanceSettings
+    probe: Probe
+    shared_gpus: bool = False
+    engine: Engine = field(default_factory=Engine)
+    outcome: Outcome | None = None
+    said_at: float | None = None
+    """When an outcome last let us say something."""
+    gpu: GpuGroup | None = None
+    sample: Sample | None = None
+    sequence: int = 0
+    draining: bool = False
+    outcomes: Counter[str] = field(default_factory=Counter)
+    rejected: int = 0
+    last_said: tuple[Any, ...] = ()
+
+
+class Agent:
+    """All instances of one host."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        gpu: GpuSource | None,
+        epoch: int,
+        clock: Callable[[], float],
+        rng: random.Random,
+    ) -> None:
+        self.settings = settings
+        self.clock = clock
+        self.gpu = gpu
+        self.instances: dict[str, Instance] = {}
+        self.identity = Identity(
+            agent=settings.node, epoch=epoch, instances=tuple(map(_owned, settings.instances))
+        )
+        self._rng = rng
+        self._hash = config_hash(str(settings.shown()))
+        plane = settings.control_plane
+        tls = plane.tls
+        self.uplink = Uplink(
+            Server(
+                address=plane.address,
+                ca=tls.ca if tls else None,
+                cert=tls.cert if tls else None,
+                key=tls.key if tls else None,
+                server_name=tls.server_name if tls else "",
+                keepalive_s=plane.keepalive_s,
+                keepalive_timeout_s=plane.keepalive_timeout_s,
+            ),
+            token=settings.token,
+            hello=self._hello,
+            interval_s=settings.send_interval_s,
+            clock=clock,
+            rng=rng,
+        )
+        self._log: Any = structlog.get_logger("agent")
+
+    async def run(self) -> None:
+        """Scrape and stream until cancelled."""
+        async with probe.session() as http:
+            self.open(http)
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self.uplink.run(), name="uplink")
+                for name, instance in self.instances.items():
+                    tasks.create_task(self._watch(instance), name=f"scrape-{name}")
+                if self.gpu is not None:
+                    tasks.create_task(self._watch_gpus(), name="gpus")
+
+    def open(self, http: aiohttp.ClientSession) -> None:
+        """Make the instances' probes on an open session."""
+        uses = Counter(uuid for one in self.settings.instances for uuid in one.gpus)
+        self.instances = {
+            one.name: Instance(
+                settings=one,
+                shared_gpus=any(uses[uuid] > 1 for uuid in one.gpus),
+                probe=Probe(
+                    Target(
+                        url=one.url,
+                        engine=one.engine,
+                        deadline_s=self.settings.scrape.deadline_s,
+                        options=Options(
+                            kv_capacity_tokens=one.kv_capacity_tokens,
+                            slots=one.capacity,
+                            metrics=one.metrics,
+                        ),
+                    ),
+                    http,
+                    clock=self.clock,
+                ),
+            )
+            for one in self.settings.instances
+        }
+
+    def drain(self, name: str, *, draining: bool) -> None:
+        """Mark an instance as draining, or take the mark back, and say so at once.
+
+        Raises:
+            KeyError: the agent owns no such instance.
+        """
+        instance = self.instances[name]
+        if instance.draining != draining:
+            instance.draining = draining
+            self._log.info("drain_changed", instance=name, draining=draining)
+            self._publish(instance)
+
+    async def scrape(self, instance: Instance) -> Outcome:
+        """Scrape one instance once and take the outcome in."""
+        outcome = await instance.probe.scrape()
+        self._regroup(instance)
+        gpu = instance.gpu
+        instance.outcome = outcome
+        instance.outcomes[outcome.kind.value] += 1
+        instance.engine = observe(
+            instance.engine,
+            outcome,
+            limits=Limits(
+                hang_s=instance.settings.hang_s,
+                silence_s=instance.settings.hang_s or Limits().silence_s,
+            ),
+            vram_free_bytes=None if gpu is None else gpu.vram_free_bytes,
+            expected_end=instance.draining,
+        )
+        if outcome.facts is not None:
+            instance.rejected += outcome.facts.rejected
+        if instance.engine.facts is not None:
+            instance.said_at = outcome.at
+        self._note(instance)
+        return outcome
+
+    async def _watch(self, instance: Instance) -> None:
+        interval_s = self.settings.scrape.interval_s
+        # Instances of one host are not all read in the same moment.
+        next_at = self.clock() + self._rng.uniform(0.0, interval_s / 2)
+        while True:
+            await asyncio.sleep(max(0.0, next_at - self.clock()))
+            await self.scrape(instance)
+            self._publish(instance)
+            next_at = max(next_at + interval_s, self.clock())
+
+    async def _watch_gpus(self) -> None:
+        while True:
+            await asyncio.sleep(GPU_POLL_S)
+            for instance in self.instances.values():
+                before = instance.gpu
+                self._regroup(instance)
+                after = instance.gpu
+                if after is not None and (before is None or before.health != after.health):
+                    self._note(instance)
+                    self._publish(instance)
+
+    def _regroup(self, instance: Instance) -> None:
+        instance.gpu = None
+        if self.gpu is None or not instance.settings.gpus:
+            return
+        snapshot = self.gpu.latest()
+        stale_s = GPU_STALE_INTERVALS * self.settings.gpu.interval_s
+        fresh = snapshot.read_at is not None and self.clock() - snapshot.read_at <= stale_s
+        if snapshot.driver is DriverState.OK and fresh:
+            instance.gpu = self.gpu.group(
+                snapshot, instance.settings.gpus, shared=instance.shared_gpus
+            )
+
+    def _publish(self, instance: Instance) -> None:
+        """Offer what can be said now; a failed read publishes nothing."""
+        now = self.clock()
+        outcome = instance.outcome
+        sample = join(
+            instance.engine,
+            instance.gpu,
+            instance=instance.settings.name,
+            observed_at=now if outcome is None or instance.engine.facts is None else outcome.at,
+            sequence=instance.sequence + 1,
+            draining=instance.draining,
+        )
+        if sample is not None:
+            instance.sequence += 1
+            instance.sample = sample
+            self.uplink.offer(sample)
+
+    def _note(self, instance: Instance) -> None:
+        """Log changes of what is said, never one line per scrape."""
+        facts = instance.engine.facts
+        outcome = instance.outcome
+        unread = facts is None and outcome is not None
+        said = (
+            None if facts is None else facts.state.value,
+            () if facts is None else facts.warnings,
+            outcome.kind if unread and outcome is not None else None,
+            instance.engine.lifetime.count,
+            None if instance.gpu is None else instance.gpu.health.value,
+        )
+        if said == instance.last_said:
+            return
+        instance.last_said = said
+        shown = facts or EngineFacts(detail="" if outcome is None else outcome.detail)
+        self._log.info(
+            "instance_changed",
+            instance=instance.settings.name,
+            state=said[0] or "unread",
+            detail=shown.detail,
+            warnings=list(shown.warnings),
+            restarts=said[3],
+            gpu=said[4],
+        )
+
+    def _hello(self) -> bytes:
+        return encode.hello(
+            self.identity, agent_version=sidecar_agent.__version__, config_hash=self._hash
+        )
+
+
+def _owned(instance: InstanceSettings) -> Owned:
+    return Owned(
+        name=instance.name,
+        address=instance.endpoint,
+        model=instance.model,
+        tier=instance.tier,
+        capacity=instance.capacity,
+        engine=instance.engine,
+        gpus=instance.gpus,
+    )
+
+
+def unready(agent: Agent, now: float) -> list[str]:
+    """Return why the agent is not ready; empty = ready.
+
+    Ready means: the stream is up, samples went out, and about every instance there is something fresh
+    to say. An engine that is down is something to say; an engine that cannot be read is not.
+    """
+    settings, status = agent.settings, agent.uplink.status
+    reasons = []
+    if not status.connected:
+        reasons.append(f"control plane: {status.detail}")
+    elif status.last_sent_at is None:
+        reasons.append("no sample sent yet")
+    stale_s = 3 * max(settings.scrape.interval_s, settings.scrape.deadline_s)
+    for name, instance in agent.instances.items():
+        if instance.said_at is None or now - instance.said_at > stale_s:
+            detail = instance.outcome.detail if instance.outcome else "not read yet"
+            reasons.append(f"{name}: no fresh facts ({detail})")
+        if name in status.refusals:
+            refusal = status.refusals[name]
+            reasons.append(f"{name}: refused: {refusal.code}: {refusal.reason}")
+    if agent.gpu is not None and any(one.gpus for one in settings.instances):
+        snapshot = agent.gpu.latest()
+        if snapshot.driver is not DriverState.OK:
+            reasons.append(f"gpu: {snapshot.driver.value}: {snapshot.detail}")
+    return reasons
+
+
+def describe(agent: Agent, instance: Instance, now: float) -> Mapping[str, Any]:
+    """Return what is known about one instance, as JSON values."""
+    facts = instance.engine.facts
+    outcome = instance.outcome
+    taken = agent.uplink.status.taken.get(instance.settings.name)
+    fresh = facts is not None and outcome is not None and outcome.kind is not OutcomeKind.BAD_PAGE
+    return {
+        "instance": instance.settings.name,
+        "state": facts.state.value if facts else "unread",
+        "detail": (facts.detail if facts else outcome.detail if outcome else "not read yet"),
+        "age_s": round(now - outcome.at, 3) if fresh and outcome else None,
+        "waiting": facts.waiting if facts else None,
+        "running": facts.running if facts else None,
+        "kv_ratio": facts.kv_ratio if facts else None,
+        "restarts": instance.engine.lifetime.count,
+        "out_of_memory": bool(instance.engine.exhausted),
+        "warnings": list(facts.warnings) if facts else [],
+        "gpu": None if instance.gpu is None else instance.gpu.health.value,
+        "draining": instance.draining,
+        "drained": bool(taken and taken.drained and instance.draining),
+        "sequence": instance.sequence,
+        "taken_sequence": taken.sequence if taken else None,
+        "refusal": getattr(
+            agent.uplink.status.refusals.get(instance.settings.name), "reason", None
+        ),
+    }

@@ -1,0 +1,92 @@
+"""Joins what an engine said with what its GPUs said into one sample (pure)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from sidecar_agent.engine.facts import EngineFacts
+from sidecar_agent.engine.lifecycle import Engine
+from sidecar_agent.gpu.facts import GpuHealth, GpuReading, MemoryKind
+
+
+class GpuGroup(Protocol):
+    """An instance's GPUs, reduced: worst health, maximum pressure, minimum free memory."""
+
+    @property
+    def health(self) -> GpuHealth:
+        """The worst of the group."""
+
+    @property
+    def detail(self) -> str:
+        """Why, in a few words."""
+
+    @property
+    def memory_kind(self) -> MemoryKind:
+        """What the memory is; the VRAM rule applies to dedicated memory only."""
+
+    @property
+    def vram_ratio(self) -> float | None:
+        """(used + reserved) / total, the largest of the group, 0-1."""
+
+    @property
+    def vram_free_bytes(self) -> int | None:
+        """The smallest free memory of the group."""
+
+    @property
+    def shared(self) -> bool:
+        """Another instance of this agent uses one of these GPUs."""
+
+    @property
+    def devices(self) -> Sequence[GpuReading]:
+        """The readings behind the group."""
+
+
+_FAULTS = frozenset({GpuHealth.RESET_REQUIRED, GpuHealth.LOST})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """What is sent about one instance."""
+
+    instance: str
+    observed_at: float
+    """Monotonic seconds of the engine's page; its age travels, never a wall clock."""
+    sequence: int
+    engine: EngineFacts
+    restarts: int = 0
+    out_of_memory: bool = False
+    gpu: GpuGroup | None = None
+    draining: bool = False
+
+
+def join(
+    engine: Engine,
+    gpu: GpuGroup | None,
+    *,
+    instance: str,
+    observed_at: float,
+    sequence: int,
+    draining: bool,
+) -> Sample | None:
+    """Return the sample to publish, or None: a failed read publishes nothing.
+
+    Two things are said even when the engine could not be read, then without any engine fact: a GPU
+    fault, which is usually why the engine does not answer, and a drain, which is the operator's word.
+    """
+    facts = engine.facts
+    if facts is None:
+        if not draining and (gpu is None or gpu.health not in _FAULTS):
+            return None
+        facts = EngineFacts()
+    return Sample(
+        instance=instance,
+        observed_at=observed_at,
+        sequence=sequence,
+        engine=facts,
+        restarts=engine.lifetime.count,
+        out_of_memory=bool(engine.exhausted),
+        gpu=gpu,
+        draining=draining,
+    )

@@ -1,0 +1,89 @@
+"""`sidecar-agent run`: the agent, its admin pages and its signals, until told to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import signal
+import time
+from typing import Any
+
+import structlog
+
+import sidecar_agent
+from sidecar_agent.admin import serving
+from sidecar_agent.agent import EXIT_RESTART, Agent, GpuSource
+from sidecar_agent.settings import Settings
+
+EXIT_OK = 0
+EXIT_ADDRESS = 3
+"""The admin address cannot be bound."""
+_RESTART_POLL_S = 1.0
+
+
+async def run(settings: Settings, gpu: GpuSource | None) -> int:
+    """Run until SIGTERM or SIGINT; return the process's exit code."""
+    log: Any = structlog.get_logger("agent")
+    loop = asyncio.get_running_loop()
+    stop: asyncio.Future[int] = loop.create_future()
+
+    def end(code: int) -> None:
+        if not stop.done():
+            stop.set_result(code)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, end, EXIT_OK)
+    if gpu is not None:
+        loop.add_signal_handler(signal.SIGUSR1, gpu.release)
+        gpu.start()
+    agent = Agent(
+        settings,
+        gpu=gpu,
+        epoch=time.time_ns() // 1_000_000,
+        clock=time.monotonic,
+        rng=random.Random(),
+    )
+    try:
+        async with serving(agent, settings.admin) as bound:
+            log.info(
+                "agent_started",
+                version=sidecar_agent.__version__,
+                agent=agent.identity.agent,
+                epoch=agent.identity.epoch,
+                admin=bound,
+                control_plane=settings.control_plane.address,
+                instances=[one.name for one in settings.instances],
+            )
+            return await _until(stop, agent, gpu, end)
+    except OSError as error:
+        log.error("admin_address_not_bound", address=settings.admin, detail=str(error))  # noqa: TRY400
+        return EXIT_ADDRESS
+    finally:
+        if gpu is not None:
+            gpu.stop()
+        log.info("agent_stopped")
+
+
+async def _until(stop: asyncio.Future[int], agent: Agent, gpu: GpuSource | None, end: Any) -> int:
+    running = asyncio.create_task(agent.run(), name="agent")
+    watching = asyncio.create_task(_watch_restart(gpu, end), name="gpu-restart")
+    try:
+        futures: set[asyncio.Future[Any]] = {stop, running}
+        await asyncio.wait(futures, return_when=asyncio.FIRST_COMPLETED)
+        if running.done():
+            running.result()  # a bug ends the process with its traceback
+        return stop.result()
+    finally:
+        for task in (running, watching):
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+
+
+async def _watch_restart(gpu: GpuSource | None, end: Any) -> None:
+    while gpu is not None:
+        await asyncio.sleep(_RESTART_POLL_S)
+        if gpu.must_restart():
+            end(EXIT_RESTART)
+            return
