@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from xds_server.core.model import InstanceId, ModelName, TierName
+from xds_server.core.record import record
 
 TIER_WEIGHT_TOTAL = 1000
 """The tier weights of a model add up to this: a step of 0.1 %."""
@@ -51,7 +52,7 @@ class EndpointHealth(StrEnum):
     UNHEALTHY = "unhealthy"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Reason:
     """Why a number is what it is; the same text in log, API, CLI and page."""
 
@@ -63,7 +64,7 @@ class Reason:
     """The numbers that the rule looked at."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class InstancePlan:
     """One endpoint as the proxies shall see it."""
 

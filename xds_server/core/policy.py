@@ -49,6 +49,10 @@ class VramPolicy:
     """Less free memory than this means OOM is near, whatever the ratio."""
     learn_s: float = 120.0
     """Without a declared reservation the baseline is the least ratio seen in this time."""
+    reserved_ratio: float | None = None
+    """Share that engines reserve, for those that do not say so."""
+    derate_ratio: float = 0.5
+    """A tripped instance gets this share of its capacity; its tier is at least degraded."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +65,15 @@ class FailurePolicy:
     """Time to response headers per attempt."""
     token_stall_s: float = 30.0
     """Silence inside a stream after which the attempt is given up."""
+    static_on_5xx: bool = True
+    """The last net: what is still a 5xx after all retries is answered statically. Envoy calls the filter
+    (custom_response) work in progress, hence a switch."""
+    throttled_ratio: float = 0.5
+    """Share of its capacity that an instance gets while the hardware throttles its GPU."""
+    throttled_s: float = 5.0
+    """How long the throttling must last to count ..."""
+    unthrottled_s: float = 30.0
+    """... and must be gone to be over."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +91,10 @@ class RecoveryPolicy:
     quarantine_window_s: float = 600.0
     quarantine_s: float = 300.0
     """How long a looping instance gets nothing."""
+    startup_s: float = 30.0
+    """Instances that join this soon after the start are taken as healthy: agents are registering."""
+    silent_down_s: float = 600.0
+    """An instance last known to be down and silent for this long gets a trial at the first stage."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,6 +127,10 @@ class WeightPolicy:
     """Load alone never takes an instance below this share of its capacity weight."""
     waiting_scale_ratio: float = 0.25
     """A queue of this share of the capacity adds 1 to the pressure."""
+    ease_per_s: float = 0.05
+    """How fast a correction moves after telemetry was lost or returned: nothing jumps."""
+    default_slots: float = 32.0
+    """Capacity of instances when no instance of the tier has a known one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,6 +149,26 @@ class SpillPolicy:
     rise_per_s: float = 0.5
     fall_per_s: float = 0.25
     publish_change: float = 0.01
+    queue_smoothing_s: float = 4.0
+    correction_s: float = 30.0
+    correction_max: float = 0.10
+    mode: str = "wait"
+    step_s: float = 0.25
+    """How soon to step again while a rate limit holds a change back."""
+    in_progress_credit: float = 0.6
+    """Completed share of a running request on average; corrects the capacity while load grows or falls."""
+    demand_steady_s: float = 30.0
+    """Demand that moves within its noise is smoothed over this time instead of `demand_smoothing_s` ..."""
+    demand_follow_s: float = 0.5
+    """... and a move beyond the noise is followed within this time."""
+    demand_noise_low: float = 1.5
+    """Standard deviations (of a Poisson stream) up to which a move is all noise ..."""
+    demand_noise_high: float = 3.0
+    """... and from which it is all real."""
+    prior_service_s: float = 8.0
+    """Mean time a request occupies a slot, believed until completions show better."""
+    prior_requests: float = 4.0
+    """How many completed requests the prior counts for: few, so that it is soon overruled."""
     pi_setpoint: float = 0.88
     pi_proportional: float = 0.6
     pi_integral: float = 0.03

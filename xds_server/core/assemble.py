@@ -1,0 +1,182 @@
+"""The state of a fleet as it starts, and as its topology changes under way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from math import inf
+from typing import NamedTuple
+
+from xds_server.core import events, faults, instance, publish, spill
+from xds_server.core import tier as tiers
+from xds_server.core.levels import LevelTrack
+from xds_server.core.model import Instance, InstanceId, Model, Topology
+from xds_server.core.plan import Event
+from xds_server.core.policy import Policy
+from xds_server.core.state import FleetState, InstanceState, ModelState, TierState
+
+
+class Place(NamedTuple):
+    """What makes an instance the same one after a change of topology."""
+
+    id: InstanceId
+    host: str
+    port: int
+
+
+def initial_state(topology: Topology, policy: Policy, now: float) -> FleetState:
+    """Return the state at the start of the control plane: everything is presumed healthy.
+
+    Args:
+        topology: The fleet as configured.
+        policy: The thresholds.
+        now: Monotonic seconds.
+
+    Returns:
+        A state whose plan is the static one: capacity weights, everything to the first tier.
+    """
+    models = tuple(
+        _start(model, policy, now, known={}, newcomer=lambda _: faults.present(now), before=None)
+        for model in topology.models
+    )
+    return _fleet(topology, models, started_at=now, pending=())
+
+
+def retarget(state: FleetState, topology: Topology, policy: Policy, now: float) -> FleetState:
+    """Return the state for a changed topology or policy; surviving instances keep what is known.
+
+    Args:
+        state: The state so far.
+        topology: The new fleet.
+        policy: The thresholds, which may have changed too.
+        now: Monotonic seconds.
+
+    Returns:
+        The new state. An instance is the same one when its id and address are; any other one ramps,
+        unless the control plane itself has only just started (`RecoveryPolicy.startup_s`).
+    """
+    known = {_place(s.instance): s for _, _, s in _all(state.models)}
+    is_starting = now < state.started_at + policy.recovery.startup_s
+
+    def newcomer(instance_id: InstanceId) -> faults.Track:
+        if is_starting:
+            return faults.present(now)
+        return faults.joined(faults.Context(instance_id, policy.recovery, now))
+
+    before = {model.model.name: model for model in state.models}
+    models = tuple(
+        _start(model, policy, now, known=known, newcomer=newcomer, before=before.get(model.name))
+        for model in topology.models
+    )
+    kept = {_place(s.instance) for _, _, s in _all(models)}
+    pending = list(state.pending)
+    for model, tier, s in _all(models):
+        if _place(s.instance) not in known:
+            pending.append(events.joined(model.model.name, tier.tier.name, s))
+    for model, tier, s in _all(state.models):
+        if _place(s.instance) not in kept:
+            pending.append(events.left(model.model.name, tier.tier.name, s))
+    return _fleet(topology, models, started_at=state.started_at, pending=tuple(pending))
+
+
+def _start(
+    model: Model,
+    policy: Policy,
+    now: float,
+    *,
+    known: Mapping[Place, InstanceState],
+    newcomer: Callable[[InstanceId], faults.Track],
+    before: ModelState | None,
+) -> ModelState:
+    """Build a model's state from what is known about its instances, and its first plan."""
+    corrections = {
+        s.instance.id: correction
+        for tier in (() if before is None else before.tiers)
+        for s, correction in zip(tier.instances, tier.corrections, strict=True)
+    }
+    old_tiers = {tier.tier.name: tier for tier in (() if before is None else before.tiers)}
+    steps = []
+    for tier in model.tiers:
+        instances = tuple(
+            _survivor(i, policy, now, known=known, newcomer=newcomer) for i in tier.instances
+        )
+        old = old_tiers.get(tier.name)
+        state = TierState(
+            tier=tier,
+            instances=instances,
+            corrections=tuple(corrections.get(s.instance.id, 1.0) for s in instances),
+            easing=frozenset(),
+            eased_at=now,
+            level=LevelTrack() if old is None else old.level,
+            frozen_since=None if old is None else old.frozen_since,
+        )
+        steps.append(tiers.step(state, set(range(len(instances))), policy, now))
+    same_chain = before is not None and [t.tier.name for t in before.tiers] == [
+        t.name for t in model.tiers
+    ]
+    spilled = spill.initial(len(steps)) if before is None or not same_chain else before.spill
+    spilled, shares, again_at = spill.step(
+        spilled, [step.reading for step in steps], policy.spill, now
+    )
+    plan = publish.model_plan(
+        before.plan if before is not None and same_chain else None,
+        model.name,
+        steps,
+        shares,
+        policy.weights,
+    )
+    due = min([step.deadline for step in steps], default=inf)
+    return ModelState(
+        model=model,
+        tiers=tuple([step.state for step in steps]),
+        spill=spilled,
+        plan=plan,
+        deadline=due if again_at is None else min(due, again_at),
+    )
+
+
+def _fleet(
+    topology: Topology,
+    models: tuple[ModelState, ...],
+    *,
+    started_at: float,
+    pending: tuple[Event, ...],
+) -> FleetState:
+    return FleetState(
+        topology=topology,
+        models=models,
+        plans=tuple([model.plan for model in models]),
+        index={
+            s.instance.id: (number, tier_number, position)
+            for number, model in enumerate(models)
+            for tier_number, tier in enumerate(model.tiers)
+            for position, s in enumerate(tier.instances)
+        },
+        started_at=started_at,
+        deadline=min([model.deadline for model in models], default=inf),
+        pending=pending,
+    )
+
+
+def _survivor(
+    configured: Instance,
+    policy: Policy,
+    now: float,
+    *,
+    known: Mapping[Place, InstanceState],
+    newcomer: Callable[[InstanceId], faults.Track],
+) -> InstanceState:
+    state = known.get(_place(configured))
+    if state is None:
+        return instance.unseen(configured, newcomer(configured.id), policy)
+    return instance.adopt(state, configured, policy, now)
+
+
+def _place(configured: Instance) -> Place:
+    return Place(configured.id, configured.host, configured.port)
+
+
+def _all(models: Iterable[ModelState]) -> Iterator[tuple[ModelState, TierState, InstanceState]]:
+    for model in models:
+        for tier in model.tiers:
+            for state in tier.instances:
+                yield model, tier, state

@@ -1,0 +1,148 @@
+"""What an evaluation decided, as events: one log line and one row of the timeline each."""
+
+from __future__ import annotations
+
+from xds_server.core import reasons
+from xds_server.core.faults import Track
+from xds_server.core.model import ModelName, TierName
+from xds_server.core.plan import Event, FaultState, Freshness, Level, Reason
+from xds_server.core.state import InstanceState
+
+
+def of_instance(
+    model: ModelName, tier: TierName, before: InstanceState, after: InstanceState
+) -> list[Event]:
+    """Return what happened to one instance between two states of it.
+
+    Args:
+        model: Its model.
+        tier: Its tier.
+        before: The instance as it was.
+        after: The instance as it is.
+
+    Returns:
+        One event per transition: state or stage, throttling, VRAM, telemetry.
+    """
+    events: list[Event] = []
+    instance = after.instance.id
+
+    def add(name: str, reason: Reason, was: str, now: str) -> None:
+        events.append(
+            Event(
+                name=name,
+                model=model,
+                tier=tier,
+                instance=instance,
+                reason=reason,
+                before=was,
+                after=now,
+            )
+        )
+
+    was, now = before.track, after.track
+    if was is not now and (was.state, was.stage) != (now.state, now.stage):
+        name = f"instance_{now.state}" if was.state is not now.state else "instance_stage_advanced"
+        add(name, reasons.for_track(now, after.ceiling), _where(was), _where(now))
+    if before.vram.latch.on is not after.vram.latch.on:
+        tripped = after.vram.latch.on
+        add(
+            "vram_tripped" if tripped else "vram_cleared",
+            Reason(
+                rule="vram_pressure",
+                text="GPU memory above what the engine reserved."
+                if tripped
+                else "GPU memory is back to what the engine reserved.",
+                inputs=_memory(after),
+            ),
+            _position(before.vram.latch.on),
+            _position(tripped),
+        )
+    if before.throttle.on is not after.throttle.on:
+        throttled = after.throttle.on
+        add(
+            "gpu_throttled" if throttled else "gpu_unthrottled",
+            Reason(
+                rule="gpu_throttled",
+                text="The hardware throttles the GPU."
+                if throttled
+                else "The hardware no longer throttles the GPU.",
+                inputs={"ceiling": after.ceiling},
+            ),
+            _position(before.throttle.on),
+            _position(throttled),
+        )
+    if before.freshness is not after.freshness:
+        name, text = _TELEMETRY[after.freshness]
+        add(name, Reason(rule=name, text=text), before.freshness, after.freshness)
+    return events
+
+
+def joined(model: ModelName, tier: TierName, state: InstanceState) -> Event:
+    """Return the event of an instance that was added to the fleet."""
+    return Event(
+        name="instance_joined",
+        model=model,
+        tier=tier,
+        instance=state.instance.id,
+        reason=reasons.for_track(state.track, state.ceiling),
+        after=_where(state.track),
+    )
+
+
+def left(model: ModelName, tier: TierName, state: InstanceState) -> Event:
+    """Return the event of an instance that is no longer part of the fleet."""
+    return Event(
+        name="instance_left",
+        model=model,
+        tier=tier,
+        instance=state.instance.id,
+        reason=Reason(rule="removed", text="It is no longer part of the fleet."),
+        before=_where(state.track),
+    )
+
+
+def level_changed(
+    model: ModelName, tier: TierName, *, before: Level, after: Level, reason: Reason
+) -> Event:
+    """Return the event of a tier's new level."""
+    return Event(
+        name="level_changed",
+        model=model,
+        tier=tier,
+        instance=None,
+        reason=reason,
+        before=before,
+        after=after,
+    )
+
+
+def tier_event(model: ModelName, tier: TierName, *, name: str, reason: Reason) -> Event:
+    """Return an event of a whole tier that has no before and after."""
+    return Event(name=name, model=model, tier=tier, instance=None, reason=reason)
+
+
+_TELEMETRY = {
+    Freshness.FRESH: ("telemetry_returned", "Its agent is heard again."),
+    Freshness.HOLD: ("telemetry_stale", "Its telemetry is old: the last weight is kept."),
+    Freshness.BLIND: ("telemetry_lost", "Its telemetry is gone: its capacity alone decides."),
+}
+
+
+def _where(track: Track) -> str:
+    if track.state in (FaultState.WARMING, FaultState.RECOVERING):
+        return f"{track.state}/{track.stage}" if track.stage >= 0 else f"{track.state}/loading"
+    return track.state
+
+
+def _position(on: bool) -> str:
+    return "on" if on else "off"
+
+
+def _memory(state: InstanceState) -> dict[str, float | str]:
+    inputs: dict[str, float | str] = {}
+    gpu = None if state.sample is None else state.sample.gpu
+    if gpu is not None and gpu.vram_ratio is not None:
+        inputs["vram_ratio"] = gpu.vram_ratio
+    if gpu is not None and gpu.vram_free_bytes is not None:
+        inputs["vram_free_bytes"] = float(gpu.vram_free_bytes)
+    return inputs

@@ -1,0 +1,287 @@
+"""One instance's step: a new sample, an operator's word, or the passing of time.
+
+The hot path is a healthy instance with an unremarkable sample: nothing but the sample, its flow and
+its pressure change, and no rule is asked that could not say anything new.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import inf
+
+from xds_server.core import faults, flow, freshness, hysteresis, pressure, vram
+from xds_server.core.faults import Context, Track
+from xds_server.core.hysteresis import Latch
+from xds_server.core.model import Instance
+from xds_server.core.plan import FaultState, Freshness
+from xds_server.core.policy import Policy
+from xds_server.core.sample import EngineState, GpuHealth, MemoryKind, Sample
+from xds_server.core.state import InstanceState
+from xds_server.core.vram import VramWatch
+
+_HEALTHY = FaultState.HEALTHY
+_UP = EngineState.UP
+_GPU_FINE = frozenset({GpuHealth.OK, GpuHealth.UNKNOWN})
+_FRESH = Freshness.FRESH
+
+
+def unseen(instance: Instance, track: Track, policy: Policy) -> InstanceState:
+    """Return the state of an instance that has sent nothing yet: the static weight of its capacity."""
+    return InstanceState(
+        instance=instance,
+        sample=None,
+        held=None,
+        flow=None,
+        track=track,
+        vram=vram.UNSEEN,
+        throttle=hysteresis.OFF,
+        freshness=Freshness.BLIND,
+        slots=instance.capacity,
+        ceiling=faults.ceiling(track, policy.recovery),
+        pressure=None,
+        lag_s=None,
+        deadline=faults.deadline(track, None, policy.recovery),
+    )
+
+
+def adopt(state: InstanceState, configured: Instance, policy: Policy, now: float) -> InstanceState:
+    """Return the state under a changed configuration or policy."""
+    slots = configured.capacity
+    if slots is None:
+        learned = None if state.instance.capacity is not None else state.slots
+        slots = (None if state.sample is None else state.sample.engine.slots) or learned
+    ceiling = _ceiling(state.track, state.vram, state.throttle, policy)
+    return elapse(
+        replace(state, instance=configured, slots=slots, ceiling=ceiling, deadline=-inf),
+        policy,
+        now,
+    )
+
+
+def observe(state: InstanceState, sample: Sample, policy: Policy, now: float) -> InstanceState:
+    """Take a sample.
+
+    Args:
+        state: The instance so far.
+        sample: What its agent said; one that is older than the last or equal to it changes nothing.
+        policy: The thresholds.
+        now: Monotonic seconds.
+
+    Returns:
+        The new state, or the same object.
+    """
+    previous = state.sample
+    if previous is not None and (
+        sample.observed_at < previous.observed_at
+        or (sample.observed_at == previous.observed_at and sample == previous)
+    ):
+        return state
+    telemetry = policy.telemetry
+    if freshness.classify(sample.observed_at, telemetry, now) is not _FRESH:
+        return _late(state, sample, policy, now)
+    engine, gpu = sample.engine, sample.gpu
+    track, watch, throttle = state.track, state.vram, state.throttle
+    if (
+        track.state is not _HEALTHY
+        or engine.state is not _UP
+        or engine.restarts != track.restarts
+        or sample.draining
+        or (gpu is not None and gpu.health not in _GPU_FINE)
+    ):
+        context = Context(state.instance.id, policy.recovery, now)
+        if track.restarts is not None and engine.restarts > track.restarts:
+            watch = vram.restart(watch)
+        track = faults.observe(track, sample, context)
+    if gpu is not None:
+        if gpu.memory_kind is MemoryKind.DEDICATED:
+            watch = vram.observe(watch, sample, policy.vram, now)
+        throttle = _throttle(throttle, sample, policy, now)
+    held = state.held
+    if (
+        held is not None
+        or engine.kv_ratio is None
+        or engine.waiting is None
+        or engine.running is None
+    ):
+        held = pressure.carry(held, previous, sample)
+    slots = state.instance.capacity or engine.slots or _learned(state.slots, sample)
+    if track is state.track and watch is state.vram and throttle is state.throttle:
+        ceiling = state.ceiling
+    else:
+        ceiling = _ceiling(track, watch, throttle, policy)
+    due = sample.observed_at + telemetry.interval_s * telemetry.stale_intervals
+    if (
+        track.state is not _HEALTHY
+        or watch.latch.since is not None
+        or throttle.since is not None
+        or held is not None
+    ):
+        due = min(due, _deadline(track, watch, throttle, sample, policy))
+        due = min(due, pressure.deadline(held, telemetry.blind_after_s, now))
+    return InstanceState(
+        instance=state.instance,
+        sample=sample,
+        held=held,
+        flow=flow.observe(state.flow, previous, sample, policy.spill),
+        track=track,
+        vram=watch,
+        throttle=throttle,
+        freshness=_FRESH,
+        slots=slots,
+        ceiling=ceiling,
+        pressure=pressure.read(
+            engine,
+            held,
+            slots=slots or policy.weights.default_slots,
+            policy=policy.weights,
+            blind_after_s=telemetry.blind_after_s,
+            now=now,
+        ),
+        lag_s=now - sample.observed_at,
+        deadline=due,
+    )
+
+
+def elapse(state: InstanceState, policy: Policy, now: float) -> InstanceState:
+    """Let time pass without a new sample.
+
+    Args:
+        state: The instance so far.
+        policy: The thresholds.
+        now: Monotonic seconds.
+
+    Returns:
+        The new state, or the same object when nothing was due.
+    """
+    sample = state.sample
+    observed_at = None if sample is None else sample.observed_at
+    age = freshness.classify(observed_at, policy.telemetry, now)
+    fresh = age is _FRESH
+    context = Context(state.instance.id, policy.recovery, now)
+    finding = None if sample is None else faults.judge(sample)
+    track = faults.settle(state.track, finding, context, fresh=fresh)
+    watch, throttle, held = state.vram, state.throttle, state.held
+    load = state.pressure
+    if fresh and sample is not None:
+        watch = vram.observe(watch, sample, policy.vram, now)
+        throttle = _throttle(throttle, sample, policy, now)
+        if held is not None:
+            load = pressure.read(
+                sample.engine,
+                held,
+                slots=state.slots or policy.weights.default_slots,
+                policy=policy.weights,
+                blind_after_s=policy.telemetry.blind_after_s,
+                now=now,
+            )
+    else:
+        track = faults.expire(track, observed_at, context)
+        watch = vram.interrupt(watch)
+        throttle = hysteresis.interrupt(throttle)
+        if age is Freshness.BLIND:
+            load = None
+    due = min(
+        freshness.deadline(observed_at, age, policy.telemetry),
+        _deadline(track, watch, throttle, sample, policy),
+    )
+    if fresh:
+        due = min(due, pressure.deadline(held, policy.telemetry.blind_after_s, now))
+    if (
+        track is state.track
+        and watch is state.vram
+        and throttle is state.throttle
+        and age is state.freshness
+        and load == state.pressure
+        and due == state.deadline
+    ):
+        return state
+    return replace(
+        state,
+        track=track,
+        vram=watch,
+        throttle=throttle,
+        freshness=age,
+        ceiling=_ceiling(track, watch, throttle, policy),
+        pressure=load,
+        deadline=due,
+    )
+
+
+def drain(state: InstanceState, who: str | None, policy: Policy, now: float) -> InstanceState:
+    """Let an operator drain the instance (`who`), or take the drain back (None)."""
+    context = Context(state.instance.id, policy.recovery, now)
+    track = faults.drain(state.track, context, who=who)
+    if track is state.track:
+        return state
+    ceiling = _ceiling(track, state.vram, state.throttle, policy)
+    return elapse(replace(state, track=track, ceiling=ceiling), policy, now)
+
+
+def _late(state: InstanceState, sample: Sample, policy: Policy, now: float) -> InstanceState:
+    """Keep a sample that was stale on arrival: it says what was, but is no evidence."""
+    held = pressure.carry(state.held, state.sample, sample)
+    slots = state.instance.capacity or sample.engine.slots or state.slots
+    # A fault that was true a while ago is still the last known truth; good news must be fresh.
+    track = state.track
+    if faults.judge(sample).condition is faults.Condition.FAULT or sample.draining:
+        track = faults.observe(track, sample, Context(state.instance.id, policy.recovery, now))
+    load = pressure.read(
+        sample.engine,
+        held,
+        slots=slots or policy.weights.default_slots,
+        policy=policy.weights,
+        blind_after_s=policy.telemetry.blind_after_s,
+        now=now,
+    )
+    late = replace(
+        state,
+        sample=sample,
+        held=held,
+        flow=flow.observe(state.flow, state.sample, sample, policy.spill),
+        track=track,
+        slots=slots,
+        pressure=load,
+        lag_s=now - sample.observed_at,
+        deadline=-inf,
+    )
+    return elapse(late, policy, now)
+
+
+def _learned(slots: float | None, sample: Sample) -> float | None:
+    """Learn the capacity of an engine that does not say it: what it runs while others wait."""
+    running = sample.engine.running
+    if running and sample.engine.waiting and (slots is None or running > slots):
+        return running
+    return slots
+
+
+def _throttle(latch: Latch, sample: Sample, policy: Policy, now: float) -> Latch:
+    gpu = sample.gpu
+    if gpu is None or gpu.health is GpuHealth.UNKNOWN:
+        return latch
+    throttled = gpu.health is GpuHealth.THROTTLED
+    if throttled is latch.on and latch.since is None:
+        return latch
+    hold_s = policy.failures.unthrottled_s if latch.on else policy.failures.throttled_s
+    return hysteresis.step(latch, changing=throttled is not latch.on, hold_s=hold_s, now=now)
+
+
+def _ceiling(track: Track, watch: VramWatch, throttle: Latch, policy: Policy) -> float:
+    share = faults.ceiling(track, policy.recovery)
+    if throttle.on:
+        share *= policy.failures.throttled_ratio
+    if watch.latch.on:
+        share *= policy.vram.derate_ratio
+    return share
+
+
+def _deadline(
+    track: Track, watch: VramWatch, throttle: Latch, sample: Sample | None, policy: Policy
+) -> float:
+    observed_at = None if sample is None else sample.observed_at
+    due = faults.deadline(track, observed_at, policy.recovery)
+    due = min(due, vram.deadline(watch, policy.vram))
+    if throttle.since is not None:
+        held = policy.failures.unthrottled_s if throttle.on else policy.failures.throttled_s
+        due = min(due, throttle.since + held)
+    return due

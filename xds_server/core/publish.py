@@ -1,0 +1,251 @@
+"""The published plan, and whether a number moved far enough to publish a new one.
+
+Small moves are not worth a push: an endpoint weight is published when one of its tier moved by more
+than `publish_change_ratio`, or when a ceiling, a state, the freshness, a level or a tier's share
+changed. Whatever did not change keeps its object.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from xds_server.core import events as happened
+from xds_server.core import reasons
+from xds_server.core.model import ModelName
+from xds_server.core.plan import (
+    TIER_WEIGHT_TOTAL,
+    EndpointHealth,
+    Event,
+    FaultState,
+    InstancePlan,
+    Level,
+    ModelPlan,
+    Reason,
+    TierPlan,
+)
+from xds_server.core.policy import WeightPolicy
+from xds_server.core.spill import TierShare
+from xds_server.core.state import InstanceState, ModelState
+from xds_server.core.tier import TierStep
+from xds_server.core.weights import allocate
+
+_HEALTHY = FaultState.HEALTHY
+_NO_CAPACITY = Reason(rule="no_capacity", text="None of its instances may take requests.")
+
+
+def model_plan(
+    old: ModelPlan | None,
+    name: ModelName,
+    steps: Sequence[TierStep],
+    shares: Sequence[TierShare],
+    policy: WeightPolicy,
+) -> ModelPlan:
+    """Return the plan of a model: the old object when nothing moved far enough.
+
+    Args:
+        old: The published plan; None before the first.
+        name: The model's name.
+        steps: What the tiers' steps found.
+        shares: What the spill decided.
+        policy: Holds the publishing threshold.
+
+    Returns:
+        Tiers in chain order whose weights add up to `TIER_WEIGHT_TOTAL`.
+    """
+    given = route([s.share for s in shares], [can_serve(step) for step in steps])
+    integers = allocate(given, TIER_WEIGHT_TOTAL)
+    plans: list[TierPlan] = []
+    for number, (step, share) in enumerate(zip(steps, shares, strict=True)):
+        before = None if old is None else old.tiers[number]
+        instances = _instances(step, () if before is None else before.instances, policy)
+        serves = can_serve(step)
+        reason = share.reason if serves else _NO_CAPACITY
+        if (
+            before is not None
+            and instances is before.instances
+            and before.level is step.level
+            and before.weight == integers[number]
+            and before.reason.rule == reason.rule
+        ):
+            plans.append(before)
+            continue
+        plans.append(
+            TierPlan(
+                name=step.state.tier.name,
+                level=step.level,
+                pressure=step.pressure,
+                share=given[number],
+                weight=integers[number],
+                spill=share.spill if serves else 1.0,
+                demand=share.demand,
+                capacity=share.capacity,
+                reason=reason,
+                instances=instances,
+            )
+        )
+    if old is not None and all(new is was for new, was in zip(plans, old.tiers, strict=True)):
+        return old
+    return ModelPlan(name=name, tiers=tuple(plans))
+
+
+def can_serve(step: TierStep) -> bool:
+    """Whether a tier can take any request at all."""
+    return step.state.tier.is_static or any(s.ceiling > 0.0 for s in step.state.instances)
+
+
+def route(shares: Sequence[float], able: Sequence[bool]) -> list[float]:
+    """Move the shares of tiers that can serve nothing to tiers that can, downstream first.
+
+    Args:
+        shares: One per tier in chain order.
+        able: Whether the tier can serve.
+
+    Returns:
+        Shares that add up to what they did, none of it at a tier that cannot serve. When no tier can
+        and there is no static one, the first gets everything: a request that may fail is better than
+        a route without weights.
+    """
+    given = [share if can else 0.0 for share, can in zip(shares, able, strict=True)]
+    moved = 0.0
+    for number, (share, can) in enumerate(zip(shares, able, strict=True)):
+        if can:
+            given[number] += moved
+            moved = 0.0
+        else:
+            moved += share
+    if not any(able):
+        return [1.0] + [0.0] * (len(given) - 1)
+    if moved > 0.0:
+        last = max(number for number, can in enumerate(able) if can)
+        given[last] += moved
+    if not any(given):
+        given[able.index(True)] = 1.0
+    return given
+
+
+def tier_events(model: ModelState, steps: Sequence[TierStep], plan: ModelPlan) -> list[Event]:
+    """Return what happened to whole tiers: levels, freezes, the begin and end of spill.
+
+    Args:
+        model: The model before this evaluation.
+        steps: What the tiers' steps found.
+        plan: The model's new plan.
+
+    Returns:
+        Events in chain order.
+    """
+    events: list[Event] = []
+    if plan is not model.plan:
+        for old, new in zip(model.plan.tiers, plan.tiers, strict=True):
+            if old.level is not new.level:
+                events.append(
+                    happened.level_changed(
+                        plan.name,
+                        new.name,
+                        before=old.level,
+                        after=new.level,
+                        reason=level_reason(new),
+                    )
+                )
+            if (old.spill > 0.0) is not (new.spill > 0.0):
+                name = "spill_started" if new.spill > 0.0 else "spill_stopped"
+                events.append(
+                    happened.tier_event(plan.name, new.name, name=name, reason=new.reason)
+                )
+    for before, step in zip(model.tiers, steps, strict=True):
+        was_frozen, is_frozen = before.frozen_since is not None, step.reading.frozen
+        if was_frozen is not is_frozen:
+            name = "tier_frozen" if is_frozen else "tier_unfrozen"
+            text = (
+                "More than half of the tier sends no telemetry: its weights are kept."
+                if is_frozen
+                else "Enough of the tier sends telemetry again."
+            )
+            reason = Reason(rule=name, text=text, inputs={"fresh_ratio": step.reading.fresh_ratio})
+            events.append(
+                happened.tier_event(plan.name, before.tier.name, name=name, reason=reason)
+            )
+    return events
+
+
+def level_reason(tier: TierPlan) -> Reason:
+    """Return why a tier has its level."""
+    inputs: dict[str, float | str] = {}
+    if tier.pressure is not None:
+        inputs["pressure"] = tier.pressure
+    if tier.reason is _NO_CAPACITY:
+        return _NO_CAPACITY
+    if tier.level is Level.HEALTHY:
+        text = "Pressure stayed below the high watermark and nothing waits."
+    elif tier.level is Level.DEGRADED:
+        text = "Pressure reached the high watermark, or GPU memory is short."
+    else:
+        text = "Pressure reached the critical watermark."
+    return Reason(rule="kv_pressure", text=text, inputs=inputs)
+
+
+def _instances(
+    step: TierStep, old: tuple[InstancePlan, ...], policy: WeightPolicy
+) -> tuple[InstancePlan, ...]:
+    states, integers = step.state.instances, step.weights
+    ratio = policy.publish_change_ratio
+    if len(old) == len(states):
+        for state, weight, before in zip(states, integers, old, strict=True):
+            published = before.weight
+            if weight != published and abs(weight - published) > ratio * published:
+                break
+            if _is_news(state, before):
+                break
+        else:
+            return old
+    known = {plan.id: plan for plan in old}
+    frozen = step.reading.frozen
+    easing, corrections, slots = step.state.easing, step.state.corrections, step.slots
+    plans: list[InstancePlan] = []
+    for position, state in enumerate(states):
+        weight = integers[position]
+        before_or_none = known.get(state.instance.id)
+        if (
+            before_or_none is not None
+            and before_or_none.weight == weight
+            and not _is_news(state, before_or_none)
+        ):
+            plans.append(before_or_none)
+            continue
+        if state.ceiling > 0.0:
+            health = EndpointHealth.HEALTHY
+        elif state.track.state is FaultState.DRAINING:
+            health = EndpointHealth.DRAINING
+        else:
+            health = EndpointHealth.UNHEALTHY
+        plans.append(
+            InstancePlan(
+                id=state.instance.id,
+                state=state.track.state,
+                freshness=state.freshness,
+                ceiling=state.ceiling,
+                weight=weight,
+                health=health,
+                pressure=state.pressure,
+                reason=reasons.for_instance(
+                    state,
+                    slots=slots[position],
+                    correction=corrections[position],
+                    mean=step.mean,
+                    frozen=frozen,
+                    easing=position in easing,
+                ),
+            )
+        )
+    return tuple(plans)
+
+
+def _is_news(state: InstanceState, before: InstancePlan) -> bool:
+    """Whether anything but the weight differs from what was published."""
+    track = state.track
+    return (
+        track.state is not before.state
+        or state.freshness is not before.freshness
+        or state.ceiling != before.ceiling
+        or (track.state is not _HEALTHY and track.cause != before.reason.rule)
+    )

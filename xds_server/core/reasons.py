@@ -1,0 +1,136 @@
+"""The sentences: why an instance has the weight it has.
+
+On the hot path the sentence is a constant and the numbers are in `Reason.inputs`; nothing is formatted
+for ten thousand instances that nobody asks about.
+"""
+
+from __future__ import annotations
+
+from xds_server.core.faults import Track
+from xds_server.core.plan import FaultState, Freshness, Reason
+from xds_server.core.state import InstanceState
+
+_CAUSES = {
+    "present_at_start": "it was there when the control plane started",
+    "joined": "it joined the running fleet",
+    "engine_down": "its engine does not answer",
+    "engine_hung": "its engine has running requests but makes no tokens",
+    "engine_loading": "its engine is loading the model",
+    "engine_loaded": "its engine has just loaded the model",
+    "engine_sleeping": "its engine is asleep",
+    "engine_restarted": "its engine restarted",
+    "out_of_memory": "its engine ran out of memory",
+    "gpu_lost": "a GPU of it is lost",
+    "gpu_reset_required": "a GPU of it needs a reset",
+    "agent_drain": "its agent drains it",
+    "operator_drain": "an operator drains it",
+    "undrained": "its drain was taken back",
+    "silent_trial": "it was down and has been silent since",
+    "recovered": "it stayed healthy through every stage",
+    "restored": "the control plane restarted",
+}
+
+BALANCED = "At its tier's mean pressure: the weight of its capacity."
+ABOVE_MEAN = "Busier than its tier's mean: less than the weight of its capacity."
+BELOW_MEAN = "Less busy than its tier's mean: more than the weight of its capacity."
+_LOAD_UNKNOWN = "Its load is unknown: the weight of its capacity."
+_HOLD = "Its telemetry is stale: the last correction is kept."
+_BLIND = "It sends no telemetry: the weight of its capacity, without a correction."
+_FROZEN = "More than half of its tier is blind: the whole tier keeps its corrections."
+_EASING = "Its telemetry changed: the correction moves slowly to where it belongs."
+_THROTTLED = "The hardware throttles its GPU: it gets a part of its capacity."
+_VRAM = "Its GPU memory is short: it gets a part of its capacity."
+
+
+def because(cause: str) -> str:
+    """Return the cause as a clause; an unknown cause reads as itself."""
+    return _CAUSES.get(cause, cause.replace("_", " "))
+
+
+def track_sentence(track: Track, ceiling: float) -> str:
+    """Say in one sentence where an instance is and why.
+
+    Args:
+        track: Not healthy, or just become so.
+        ceiling: The share of its capacity that it gets.
+
+    Returns:
+        A sentence, with the agent's or operator's own words where there are any.
+    """
+    cause = because(track.cause)
+    detail = f" ({track.detail})" if track.detail else ""
+    if track.state is FaultState.HEALTHY:
+        return f"All of its capacity, as {cause}{detail}."
+    if track.is_ramping:
+        return f"{ceiling:.0%} of its capacity for now, as {cause}{detail}."
+    if track.state is FaultState.DRAINING:
+        return f"No new requests, as {cause}{detail}; running ones may finish."
+    if track.state is FaultState.QUARANTINED:
+        return f"Nothing for a while, as it failed too often; at last {cause}{detail}."
+    return f"Nothing, as {cause}{detail}."
+
+
+def for_track(track: Track, ceiling: float) -> Reason:
+    """Return the reason of a ceiling."""
+    inputs: dict[str, float | str] = {"ceiling": ceiling}
+    if track.detail:
+        inputs["detail"] = track.detail
+    if track.is_ramping:
+        inputs["stage"] = float(track.stage)
+        inputs["hold_s"] = track.hold_s
+    if track.relapses:
+        inputs["relapses"] = float(track.relapses)
+    return Reason(rule=track.cause, text=track_sentence(track, ceiling), inputs=inputs)
+
+
+def for_instance(
+    state: InstanceState,
+    *,
+    slots: float,
+    correction: float,
+    mean: float | None,
+    frozen: bool,
+    easing: bool,
+) -> Reason:
+    """Return why an instance has its weight.
+
+    Args:
+        state: The instance.
+        slots: Its capacity K.
+        correction: The factor on its capacity weight.
+        mean: The tier's mean pressure; None when unknown.
+        frozen: Whether its tier is frozen.
+        easing: Whether its correction still moves toward its target.
+
+    Returns:
+        The rule that decided, a sentence and the numbers.
+    """
+    track = state.track
+    if track.state is not FaultState.HEALTHY:
+        return for_track(track, state.ceiling)
+    load = state.pressure
+    inputs: dict[str, float | str] = {"slots": slots, "correction": correction}
+    if load is not None:
+        inputs["pressure"] = load
+    if mean is not None:
+        inputs["mean"] = mean
+    if state.ceiling != 1.0:
+        inputs["ceiling"] = state.ceiling
+        if state.vram.latch.on:
+            return Reason(rule="vram_pressure", text=_VRAM, inputs=inputs)
+        return Reason(rule="gpu_throttled", text=_THROTTLED, inputs=inputs)
+    if frozen:
+        return Reason(rule="tier_frozen", text=_FROZEN, inputs=inputs)
+    if state.freshness is Freshness.HOLD:
+        return Reason(rule="telemetry_hold", text=_HOLD, inputs=inputs)
+    if easing:
+        return Reason(rule="telemetry_easing", text=_EASING, inputs=inputs)
+    if state.freshness is Freshness.BLIND:
+        return Reason(rule="telemetry_blind", text=_BLIND, inputs=inputs)
+    if load is None or mean is None:
+        return Reason(rule="load_unknown", text=_LOAD_UNKNOWN, inputs=inputs)
+    if correction < 1.0:
+        return Reason(rule="load_above_mean", text=ABOVE_MEAN, inputs=inputs)
+    if correction > 1.0:
+        return Reason(rule="load_below_mean", text=BELOW_MEAN, inputs=inputs)
+    return Reason(rule="load_balanced", text=BALANCED, inputs=inputs)

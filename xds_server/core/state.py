@@ -1,0 +1,92 @@
+"""What the brain remembers between two evaluations. Immutable: a step returns new objects."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from xds_server.core.faults import Track
+from xds_server.core.flow import InstanceFlow
+from xds_server.core.hysteresis import Latch
+from xds_server.core.levels import LevelTrack
+from xds_server.core.model import Instance, InstanceId, Model, Tier, Topology
+from xds_server.core.plan import Event, Freshness, ModelPlan
+from xds_server.core.pressure import Held
+from xds_server.core.record import record
+from xds_server.core.sample import Sample
+from xds_server.core.spill import SpillState
+from xds_server.core.vram import VramWatch
+
+
+@record
+class InstanceState:
+    """One instance: its last sample and what its history means."""
+
+    instance: Instance
+    sample: Sample | None
+    held: Held | None
+    """Completes a partial sample; None when the sample is complete."""
+    flow: InstanceFlow | None
+    track: Track
+    vram: VramWatch
+    throttle: Latch
+    freshness: Freshness
+    slots: float | None
+    """Capacity: configured, else reported by the engine, else learned; None when unknown."""
+    ceiling: float
+    """Share of the capacity that faults, throttling and VRAM allow."""
+    pressure: float | None
+    lag_s: float | None
+    """Age of the last sample when it was used."""
+    deadline: float
+    """When this instance must be looked at though no sample came."""
+
+
+@record
+class TierState:
+    """One tier: its instances and the corrections of their weights."""
+
+    tier: Tier
+    instances: tuple[InstanceState, ...]
+    corrections: tuple[float, ...]
+    """Factor on each instance's capacity weight, as it is now."""
+    easing: frozenset[int]
+    """Positions whose correction still moves slowly toward its target."""
+    eased_at: float
+    level: LevelTrack
+    frozen_since: float | None
+    """Since when more than `freeze_ratio` of the tier has been blind."""
+
+
+@record
+class ModelState:
+    """One model: its tiers, its spill and the plan that was published."""
+
+    model: Model
+    tiers: tuple[TierState, ...]
+    spill: SpillState
+    plan: ModelPlan
+    deadline: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetState:
+    """Everything. Models that nothing happened to stay the same objects."""
+
+    topology: Topology
+    models: tuple[ModelState, ...]
+    plans: tuple[ModelPlan, ...]
+    index: Mapping[InstanceId, tuple[int, int, int]]
+    """Where an instance is: model, tier and position."""
+    started_at: float
+    deadline: float
+    pending: tuple[Event, ...] = ()
+    """Events of a change of topology that the next evaluation reports."""
+
+    def instance(self, instance: InstanceId) -> InstanceState | None:
+        """Return the state of an instance, or None when there is no such instance."""
+        where = self.index.get(instance)
+        if where is None:
+            return None
+        model, tier, position = where
+        return self.models[model].tiers[tier].instances[position]
