@@ -87,6 +87,8 @@ class DriverState(StrEnum):
     FAILED = "failed"
     STALLED = "stalled"
     """A call into the driver has not come back."""
+    RELEASED = "released"
+    """Let go of on request, so that the driver can be upgraded or a GPU reset."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,3 +102,5 @@ class GpuSnapshot:
     gpus: tuple[GpuReading, ...] = ()
     rejected: int = 0
     """Values that were out of range and treated as missing, since the start."""
+    restart_needed: bool = False
+    """Only a new process can read the GPUs again: the agent should end with exit code 75."""
