@@ -1,0 +1,259 @@
+"""Plays the incident: normal, overload, spill, a death, static answers, recovery."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import shutil
+import signal
+import tempfile
+import time
+from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+from rich.console import Console
+
+from demo import view
+from demo.children import Children, DemoError
+from demo.load import LoadGenerator
+from demo.outcome import Death, Kind, Outcome, Verdict
+from demo.play import (
+    ACTS,
+    FALLBACK,
+    FALLBACK_MODEL,
+    PRIMARY,
+    PRIMARY_MODEL,
+    STATIC,
+    VICTIM,
+    Act,
+    paced,
+)
+from demo.report import Phase, effect_table, outcome_table, rows, tier_of
+from demo.scene import Scene
+from demo.stage import Stage, build
+from demo.story import Marks, effects
+from demo.watch import LastAttempt, Watch
+
+TIERS = {PRIMARY_MODEL: PRIMARY, FALLBACK_MODEL: FALLBACK}
+"""Tier of each model that answers; the static answer's model is called like its tier."""
+DRAIN_S = 12.0
+"""How long answers may take that are under way when the play ends."""
+DEAD_WATCH_S = 4.0
+"""How long the proxies are watched for attempts to reach the dead instance."""
+
+
+class Incident:
+    """One performance."""
+
+    def __init__(
+        self, stage: Stage, scene: Scene, load: LoadGenerator, acts: Sequence[Act]
+    ) -> None:
+        self._stage = stage
+        self._scene = scene
+        self._load = load
+        self._acts = acts
+        self._phases: list[Phase] = []
+        self._last_attempt: LastAttempt | None = None
+        self._back_s: float | None = None
+        self._whole_s: float | None = None
+        self._levels: dict[str, str] = {}
+        self._states: dict[str, str] = {}
+        self._seen: set[str] = set()
+
+    async def play(self) -> None:
+        """Play every act, then wait for the answers that are under way."""
+        async with asyncio.TaskGroup() as group:
+            narrator = group.create_task(self._narrate(), name="narrator")
+            deaths = []
+            for act in self._acts:
+                self._begin(act)
+                if act.kills:
+                    deaths.append(group.create_task(self._kill(), name="death"))
+                await asyncio.sleep(act.seconds)
+                self._end(act)
+            self._load.rate = 0.0
+            deadline = time.monotonic() + DRAIN_S
+            while self._load.in_flight and time.monotonic() < deadline:
+                await asyncio.sleep(0.05)
+            if deaths:
+                await asyncio.wait(deaths)
+            narrator.cancel()
+
+    def _begin(self, act: Act) -> None:
+        self._scene.act, self._scene.act_started_s = act, time.monotonic()
+        self._load.rate = act.rate
+        self._scene.say(f"{act.name.upper()}, {act.rate:g} requests/s: {act.says}")
+
+    def _end(self, act: Act) -> None:
+        self._phases.append(
+            Phase(name=act.name, start_s=self._scene.act_started_s, end_s=time.monotonic())
+        )
+
+    async def _kill(self) -> None:
+        answer = await self._scene.watch.order(VICTIM, "oom")
+        death = Death(engine=VICTIM, at_s=answer["at_s"])
+        self._scene.deaths.append(death)
+        self._scene.say(f"{VICTIM} ran out of memory: its process is gone")
+        self._last_attempt = await self._scene.watch.last_attempt(
+            self._stage.addresses[VICTIM], since_s=death.at_s, seconds=DEAD_WATCH_S
+        )
+        self._scene.say(
+            f"no proxy has tried {VICTIM} since {self._last_attempt.after_s * 1000:.0f} ms after "
+            f"its death"
+        )
+
+    async def _narrate(self) -> None:
+        """Say what changes in the control plane's plan and who answers for the first time."""
+        while True:
+            await asyncio.sleep(0.1)
+            for tier in self._scene.watch.tiers:
+                self._narrate_change(self._levels, f"tier {tier.name}", tier.level, tier.reason)
+                for each in tier.instances:
+                    self._narrate_change(self._states, each.name, each.state, each.reason)
+                    if each.name == VICTIM:
+                        self._follow_victim(each.state, each.ceiling)
+            for outcome in self._scene.recent():
+                tier_name = tier_of(outcome, TIERS)
+                if outcome.status == 200 and tier_name not in self._seen:
+                    self._seen.add(tier_name)
+                    self._scene.say(f"first answer of the {tier_name} tier ({outcome.model})")
+
+    def _narrate_change(self, known: dict[str, str], who: str, now: str, why: str) -> None:
+        before = known.get(who)
+        known[who] = now
+        if before is not None and before != now:
+            self._scene.say(f"{who}: {before} -> {now} ({why})")
+
+    def _follow_victim(self, state: str, ceiling: float | None) -> None:
+        told = self._scene.watch.engines.get(VICTIM, {})
+        deaths = told.get("deaths", ())
+        if self._back_s is None and deaths and "back_at_s" in deaths[-1]:
+            self._back_s = float(deaths[-1]["back_at_s"])
+            self._scene.say(f"{VICTIM} has reloaded and listens again")
+        is_back = self._back_s is not None and self._whole_s is None
+        if is_back and state == "healthy" and ceiling == 1.0:
+            self._whole_s = time.monotonic()
+
+    def report(self, console: Console) -> list[str]:
+        """Print the tables and return what went wrong, one sentence each."""
+        outcomes = self._scene.outcomes
+        table_rows = rows(outcomes, self._phases, deaths=self._scene.deaths, tiers=TIERS)
+        found = effects(outcomes, self._marks(), TIERS)
+        console.print()
+        console.print(outcome_table(table_rows, (PRIMARY, FALLBACK, STATIC)))
+        console.print()
+        console.print(effect_table(found))
+        faults = [
+            f"failed: {each.kind} request through {each.proxy} at "
+            f"{each.started_s - self._scene.started_s:.1f} s: {each.error}"
+            for each in outcomes
+            if each.verdict(self._scene.deaths) is Verdict.FAILED
+        ]
+        faults += [
+            f"never seen: {each.effect} (after: {each.cause})"
+            for each in found
+            if each.after_s is None
+        ]
+        return faults + self._missing(outcomes)
+
+    def _marks(self) -> Marks:
+        return Marks(
+            acts={phase.name: phase.start_s for phase in self._phases},
+            died_s=self._scene.deaths[0].at_s if self._scene.deaths else None,
+            back_s=self._back_s,
+            whole_s=self._whole_s,
+            last_attempt=self._last_attempt,
+        )
+
+    def _missing(self, outcomes: Sequence[Outcome]) -> list[str]:
+        missing = []
+        if self._scene.deaths and self._back_s is None:
+            missing.append(f"never seen: {VICTIM} serving again")
+        sent = {each.kind for each in outcomes}
+        return missing + [f"never sent: a {kind} request" for kind in Kind if kind not in sent]
+
+
+async def perform(console: Console, *, seconds: float, keep: bool) -> int:
+    """Build the stage, play, report. Return the exit code: 0 when clients saw no failure.
+
+    Raises:
+        DemoError: the stage cannot be built, or a process of it died.
+    """
+    directory = Path(tempfile.mkdtemp(prefix="gpu-xds-demo-"))
+    is_good = False
+    try:
+        async with Children(directory) as children, aiohttp.ClientSession() as session:
+            stage = await build(children, session, directory)
+            console.print(stage.gpu_note + ".")
+            faults = await _perform_on(stage, children, session, console, seconds)
+        is_good = not faults
+        for fault in faults[:20]:
+            console.print(fault, markup=False, highlight=False)
+        if len(faults) > 20:
+            console.print(f"... and {len(faults) - 20} more")
+    finally:
+        if is_good and not keep:
+            shutil.rmtree(directory)
+        else:
+            console.print(f"Logs and configurations are in {directory}", highlight=False)
+    if is_good:
+        console.print("No client saw a failed request.")
+    return 0 if is_good else 1
+
+
+async def _perform_on(
+    stage: Stage,
+    children: Children,
+    session: aiohttp.ClientSession,
+    console: Console,
+    seconds: float,
+) -> list[str]:
+    watch = Watch(session, plan_url=stage.plan_url, engines=stage.engines, proxies=stage.admins)
+    scene = Scene(watch=watch, tiers=TIERS)
+    async with (
+        LoadGenerator(stage.proxies, scene.record).running() as load,
+        background(watch.follow(), view.show(scene, console), _guard(children)),
+    ):
+        incident = Incident(stage, scene, load, paced(ACTS, seconds))
+        await incident.play()
+    return incident.report(console)
+
+
+async def _guard(children: Children) -> None:
+    """Fail as soon as a process of the stage has ended."""
+    while True:
+        children.require_alive()
+        await asyncio.sleep(0.2)
+
+
+@contextlib.asynccontextmanager
+async def background(*work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+    """Run coroutines beside the block: the first one that fails ends it with its error."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(each) for each in work]
+            yield
+            for task in tasks:
+                task.cancel()
+    except ExceptionGroup as errors:
+        raise _first_of(errors) from None
+
+
+def _first_of(errors: ExceptionGroup[Exception]) -> Exception:
+    first = errors.exceptions[0]
+    return _first_of(first) if isinstance(first, ExceptionGroup) else first
+
+
+@contextlib.contextmanager
+def ending_on_sigterm() -> Iterator[None]:
+    """Turn SIGTERM into the cancellation that Ctrl-C is, so that every child is ended."""
+    loop = asyncio.get_running_loop()
+    task = asyncio.current_task()
+    assert task is not None
+    loop.add_signal_handler(signal.SIGTERM, task.cancel)
+    try:
+        yield
+    finally:
+        loop.remove_signal_handler(signal.SIGTERM)
