@@ -16,7 +16,7 @@ import aiohttp
 from rich.console import Console
 
 from demo import view
-from demo.children import Children, DemoError
+from demo.children import Children
 from demo.load import LoadGenerator
 from demo.outcome import Death, Kind, Outcome, Verdict
 from demo.play import (
