@@ -98,23 +98,28 @@ def load_text(text: str, *, source: str = "config") -> Config:
 
 
 def _parse(text: str, source: str, problems: list[Problem]) -> dict[str, Any]:
-    loader = _Loader(text)
     try:
-        raw = loader.get_single_data()
+        raw, duplicates = _read_yaml(text)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f"line {mark.line + 1}, column {mark.column + 1}" if mark else "(file)"
-        what = getattr(error, "problem", None) or str(error)
+        what = getattr(error, "problem", None) or str(error).partition("\n")[0]
         raise ConfigError(source, [Problem(where, what, "valid YAML")]) from error
     except RecursionError as error:
         raise ConfigError(source, [Problem("(file)", "nested too deeply", "valid YAML")]) from error
-    finally:
-        loader.dispose()
     if not isinstance(raw, dict):
         value = MISSING if raw is None else raw
         raise ConfigError(source, [Problem.of("", value, "a mapping with the key models")])
-    problems.extend(loader.duplicates)
+    problems.extend(duplicates)
     return raw
+
+
+def _read_yaml(text: str) -> tuple[Any, list[Problem]]:
+    loader = _Loader(text)
+    try:
+        return loader.get_single_data(), loader.duplicates
+    finally:
+        loader.dispose()
 
 
 class _Loader(yaml.SafeLoader):

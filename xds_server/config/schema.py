@@ -6,6 +6,7 @@ raw document, so that both kinds of problem are reported at once.
 
 from __future__ import annotations
 
+import functools
 import ipaddress
 from typing import Annotated, Any, Literal
 
@@ -175,6 +176,7 @@ class Document(Written):
     server: ServerSection = Field(default_factory=ServerSection)
 
 
+@functools.cache
 def json_schema() -> dict[str, Any]:
     """Return the JSON Schema of the file, for editors."""
     schema = Document.model_json_schema(by_alias=True)

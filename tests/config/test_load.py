@@ -1,0 +1,482 @@
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from xds_server.config.load import MAX_BYTES, load_file, load_text
+from xds_server.config.problems import ConfigError
+from xds_server.config.schema import json_schema
+from xds_server.core.model import TierLimit
+from xds_server.core.policy import Policy, VramMode
+
+DESIGN = Path(__file__).parent / "design.yaml"
+
+MINIMAL: dict[str, Any] = {
+    "models": [
+        {
+            "name": "chat",
+            "tiers": [
+                {"name": "primary", "instances": [{"name": "a", "address": "127.0.0.1:1"}]},
+                {"name": "static", "answer": {"json": {}}},
+            ],
+        }
+    ]
+}
+
+
+def problems_of(document: Any) -> list[str]:
+    text = document if isinstance(document, str) else yaml.safe_dump(document, sort_keys=False)
+    with pytest.raises(ConfigError) as caught:
+        load_text(text)
+    return [str(each) for each in caught.value.problems]
+
+
+def changed(path: str, value: Any) -> dict[str, Any]:
+    """Return MINIMAL with one value set (or, with `...`, removed)."""
+    document = copy.deepcopy(MINIMAL)
+    at: Any = document
+    *parents, last = [int(part) if part.isdigit() else part for part in path.split(".")]
+    for part in parents:
+        at = at[part] if isinstance(part, int) else at.setdefault(part, {})
+    if value is ...:
+        del at[last]
+    elif isinstance(last, int) and last == len(at):
+        at.append(value)
+    else:
+        at[last] = value
+    return document
+
+
+def test_the_file_of_the_design_loads_as_it_is():
+    config = load_file(DESIGN)
+    (model,) = config.topology.models
+    primary, fallback, static = model.tiers
+    assert (config.topology.listener_host, config.topology.listener_port) == ("0.0.0.0", 10000)
+    assert (model.name, model.domains, model.prefix) == ("chat", ("*",), "/v1/")
+    assert [(each.id, each.host, each.port, each.capacity) for each in primary.instances] == [
+        ("a100-0", "127.0.0.1", 8001, 40.0),
+        ("a100-1", "127.0.0.1", 8002, 40.0),
+    ]
+    assert primary.serves == "llama-3-70b"
+    assert fallback.limit == TierLimit(requests_per_second=50, tokens_per_second=20000)
+    assert fallback.max_tokens is not None
+    assert (fallback.max_tokens.scale, fallback.max_tokens.floor) == (0.5, 16)
+    assert static.is_static
+    assert static.answer is not None
+    assert static.answer.status == 200
+    assert "busy" in json.dumps(static.answer.body)
+    assert config.policy == Policy()
+    assert not config.discovers
+
+
+def test_every_threshold_can_be_left_out_and_every_one_can_be_set():
+    assert load_text(yaml.safe_dump(MINIMAL)).policy == Policy()
+    document = MINIMAL | {
+        "policy": {
+            "vram": {"mode": "absolute", "sustained_s": 5},
+            "recovery": {"stages": [0.5, 1], "hold_s": 1},
+            "telemetry": {"interval_s": 0.25},
+        }
+    }
+    policy = load_text(yaml.safe_dump(document)).policy
+    assert policy.vram.mode is VramMode.ABSOLUTE
+    assert policy.recovery.stages == (0.5, 1.0)
+    assert policy.telemetry.interval_s == 0.25
+    assert policy.telemetry.blind_after_s == Policy().telemetry.blind_after_s
+
+
+def test_a_tier_may_let_agents_register_its_instances():
+    config = load_text(
+        yaml.safe_dump(changed("models.0.tiers.0.instances", {"discover": "agents"}))
+    )
+    assert config.discovers
+    assert config.topology.models[0].tiers[0].discovers
+
+
+TIER = "models[0].tiers[0]"
+INSTANCE = f"{TIER}.instances[0]"
+
+BAD_VALUES = [
+    pytest.param("models", [], "models: []: at least one entry", id="no-models"),
+    pytest.param("models", ..., None, id="models-missing"),
+    pytest.param("models.0.name", "-x", None, id="bad-name"),
+    pytest.param(
+        "models.0.tiers.0.instances", [], f"{TIER}.instances: []: at least one instance",
+        id="empty-tier",
+    ),
+    pytest.param(
+        "models.0.tiers.0.instances",
+        ...,
+        f"{TIER}.instances: (missing): a list of instances, {{discover: agents}}, or (on the last "
+        "tier) an answer",
+        id="tier-without-instances",
+    ),
+    pytest.param(
+        "models.0.tiers.0.instances",
+        {"discover": "dns"},
+        f"{TIER}.instances.discover: \"dns\": one of 'agents'",
+        id="unknown-discovery",
+    ),
+    pytest.param(
+        "models.0.tiers.0.instances",
+        "a100-0",
+        f'{TIER}.instances: "a100-0": a list',
+        id="instances-not-a-list",
+    ),
+    pytest.param(
+        "models.0.tiers.0.instances.0.address",
+        "gpu-7:8000",
+        f'{INSTANCE}.address: "gpu-7:8000": ip:port, like 10.0.0.7:8000 '
+        "(the host is not an IP address)",
+        id="host-name-as-address",
+    ),
+    pytest.param(
+        "models.0.tiers.0.instances.0.address",
+        "10.0.0.7",
+        f'{INSTANCE}.address: "10.0.0.7": ip:port, like 10.0.0.7:8000 (no port)',
+        id="address-without-port",
+    ),
+    pytest.param(
+        "models.0.tiers.0.instances.0.address",
+        "10.0.0.7:70000",
+        f'{INSTANCE}.address: "10.0.0.7:70000": ip:port, like 10.0.0.7:8000 '
+        "(the port is not 1-65535)",
+        id="port-out-of-range",
+    ),
+    pytest.param(
+        "models.0.tiers.0.instances.0.capacity",
+        0,
+        f"{INSTANCE}.capacity: 0: a number above 0",
+        id="no-capacity",
+    ),
+    pytest.param(
+        "models.0.tiers.0.instances.0.capacity",
+        "40",
+        f'{INSTANCE}.capacity: "40": a number',
+        id="text-for-a-number",
+    ),
+    pytest.param(
+        "models.0.tiers.0.instances.0.capacity",
+        True,
+        f"{INSTANCE}.capacity: true: a number",
+        id="truth-for-a-number",
+    ),
+    pytest.param(
+        "models.0.tiers.0.instances.0.capacity",
+        float("nan"),
+        f"{INSTANCE}.capacity: NaN: a number",
+        id="not-a-number",
+    ),
+    pytest.param(
+        "models.0.tiers.0.instances.0.capacty",
+        40,
+        f"{INSTANCE}.capacty: 40: no such key; known here: name, address, capacity",
+        id="unknown-key-deep",
+    ),
+    pytest.param(
+        "modles", [], "modles: []: no such key; known here: listener, models, policy, server",
+        id="unknown-key-top",
+    ),
+    pytest.param(
+        "policy.kv.hihg", 0.5,
+        "policy.kv.hihg: 0.5: no such key; known here: high, critical, margin, hold_s",
+        id="unknown-threshold",
+    ),
+    pytest.param(
+        "models.0.tiers.0.instances.1",
+        {"name": "a", "address": "127.0.0.1:2"},
+        f'{TIER}.instances[1].name: "a": a name that no other instance of the fleet has '
+        f"(see {INSTANCE}.name)",
+        id="duplicate-instance",
+    ),
+    pytest.param(
+        "models.0.tiers.0.instances.1",
+        {"name": "b", "address": "127.0.0.1:1"},
+        f'{TIER}.instances[1].address: "127.0.0.1:1": an address that no other instance of the '
+        f"fleet has (see {INSTANCE}.address)",
+        id="duplicate-address",
+    ),
+    pytest.param(
+        "models.0.tiers.1.name",
+        "primary",
+        'models[0].tiers[1].name: "primary": a name that no other tier of this model has '
+        "(see models[0].tiers[0].name)",
+        id="duplicate-tier",
+    ),
+    pytest.param(
+        "models.0.tiers.1",
+        {"name": "more", "instances": [{"name": "b", "address": "127.0.0.1:2"}]},
+        'models[0].tiers[1]: "more": the last tier is static: add one with an answer after it',
+        id="last-tier-not-static",
+    ),
+    pytest.param(
+        "models.0.tiers.2",
+        {"name": "again", "answer": {"json": {}}},
+        'models[0].tiers[1].answer: {"json": {}}: only the last tier of a model is static',
+        id="static-in-the-middle",
+    ),
+    pytest.param(
+        "models.0.tiers.1.instances",
+        [{"name": "b", "address": "127.0.0.1:2"}],
+        'models[0].tiers[1].instances: [{"name": "b", "address": "127.0.0.1:2"}]: '
+        "no instances: a tier with an answer is static",
+        id="static-with-instances",
+    ),
+    pytest.param(
+        "models.0.tiers",
+        [{"name": "static", "answer": {"json": {}}}],
+        'models[0].tiers: ["static"]: at least one tier with instances before the static one',
+        id="only-static",
+    ),
+    pytest.param(
+        "models.0.tiers.1.answer.status", 99,
+        "models[0].tiers[1].answer.status: 99: a number of at least 200", id="bad-status",
+    ),
+    pytest.param(
+        "models.0.match.prefix", "v1", 'models[0].match.prefix: "v1": a path that starts with /',
+        id="bad-prefix",
+    ),
+    pytest.param(
+        "listener.address", "everywhere", 'listener.address: "everywhere": an IP address',
+        id="bad-listener",
+    ),
+    pytest.param(
+        "listener.port", 1.5, "listener.port: 1.5: a whole number", id="fraction-for-a-port"
+    ),
+    pytest.param(
+        "policy.kv.high", 0.97, "policy.kv.high: 0.97: below policy.kv.critical (0.95)",
+        id="watermarks-out-of-order",
+    ),
+    pytest.param(
+        "policy.kv.critical", 0.7, "policy.kv.critical: 0.7: above policy.kv.high (0.8)",
+        id="watermarks-out-of-order-by-the-other",
+    ),
+    pytest.param(
+        "policy.kv.high", 80, "policy.kv.high: 80: a number of at most 1", id="percent-for-a-ratio"
+    ),
+    pytest.param(
+        "policy.kv.margin", 0.9, "policy.kv.margin: 0.9: below policy.kv.high (0.8)",
+        id="margin-above-the-watermark",
+    ),
+    pytest.param(
+        "policy.recovery.stages", [0.3, 0.1, 1.0],
+        "policy.recovery.stages: [0.3, 0.1, 1.0]: ceilings above 0 that rise and end with 1.0, "
+        "like [0.1, 0.3, 1.0]",
+        id="stages-falling",
+    ),
+    pytest.param(
+        "policy.recovery.stages", [0.1, 0.3],
+        "policy.recovery.stages: [0.1, 0.3]: ceilings above 0 that rise and end with 1.0, "
+        "like [0.1, 0.3, 1.0]",
+        id="stages-not-to-the-top",
+    ),
+    pytest.param("policy.recovery.stages", [], None, id="no-stages"),
+    pytest.param("policy.recovery.stages", 1, "policy.recovery.stages: 1: a list", id="one-stage"),
+    pytest.param(
+        "policy.recovery.hold_s", 500,
+        "policy.recovery.hold_s: 500: at most policy.recovery.hold_max_s (480)", id="hold-too-long",
+    ),
+    pytest.param(
+        "policy.recovery.hold_max_s", 5,
+        "policy.recovery.hold_max_s: 5: at least policy.recovery.hold_s (30)",
+        id="hold-maximum-too-short",
+    ),
+    pytest.param(
+        "policy.failures.consecutive", 0, "policy.failures.consecutive: 0: a number above 0",
+        id="no-failures",
+    ),
+    pytest.param(
+        "policy.telemetry.blind_after_s", 2,
+        "policy.telemetry.blind_after_s: 2: above interval_s x stale_intervals (3)",
+        id="blind-before-stale",
+    ),
+    pytest.param(
+        "policy.weights.correction_min", 2, "policy.weights.correction_min: 2: at most 1",
+        id="correction-always-up",
+    ),
+    pytest.param(
+        "policy.weights.correction_max", 0.5, "policy.weights.correction_max: 0.5: at least 1",
+        id="correction-always-down",
+    ),
+    pytest.param("policy", [], "policy: []: a mapping", id="policy-not-a-mapping"),
+    pytest.param(
+        "policy.vram.mode", "maybe",
+        "policy.vram.mode: \"maybe\": one of 'above_baseline' or 'absolute'", id="unknown-mode",
+    ),
+    pytest.param("server.xds_listen", "x", None, id="bad-xds-listen"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("path", "value", "expected"), BAD_VALUES)
+def test_one_wrong_value_is_one_problem_with_path_value_and_expectation(path, value, expected):
+    (problem,) = problems_of(changed(path, value))
+    where, found, wanted = problem.split(": ", 2)
+    assert where
+    assert found
+    assert wanted
+    if expected is not None:
+        assert problem == expected
+
+
+def test_two_models_may_not_answer_the_same_requests():
+    second = {
+        "name": "code",
+        "tiers": [
+            {"name": "primary", "instances": [{"name": "b", "address": "127.0.0.1:2"}]},
+            {"name": "static", "answer": {"json": {}}},
+        ],
+    }
+    (problem,) = problems_of(changed("models.1", second))
+    assert problem == (
+        'models[1].match.prefix: "/v1/": a domain and prefix that no other model has '
+        "(see models[0].match.prefix)"
+    )
+    assert load_text(yaml.safe_dump(changed("models.1", second | {"match": {"prefix": "/code/"}})))
+    renamed = changed("models.1", second | {"name": "chat", "match": {"prefix": "/code/"}})
+    assert problems_of(renamed) == [
+        'models[1].name: "chat": a name that no other model has (see models[0].name)'
+    ]
+
+
+def test_all_problems_are_told_at_once_in_the_order_of_the_file():
+    found = problems_of(
+        """
+        listener: {port: 99999}
+        models:
+          - name: chat
+            tires: []
+            tiers:
+              - name: primary
+                instances:
+                  - {name: a, address: "localhost:8001", capacity: "40"}
+                  - {name: a, address: "127.0.0.1:8002"}
+                  - {address: "127.0.0.1:8002"}
+              - name: fallback
+        policy:
+          kv: {high: 0.99}
+          recovery: {stages: [0.3, 0.1], hold_s: -1}
+        """
+    )
+    assert [each.split(": ")[0] for each in found] == [
+        "listener.port",
+        "models[0].tiers[0].instances[0].address",
+        "models[0].tiers[0].instances[0].capacity",
+        "models[0].tiers[0].instances[1].name",
+        "models[0].tiers[0].instances[2].address",
+        "models[0].tiers[0].instances[2].name",
+        "models[0].tiers[1].instances",
+        "models[0].tires",
+        "policy.kv.high",
+        "policy.recovery.hold_s",
+        "policy.recovery.stages",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        pytest.param("", "(file): (missing): a mapping with the key models", id="empty"),
+        pytest.param("- 1", "(file): [1]: a mapping with the key models", id="a-list"),
+        pytest.param(
+            "models: [", "line 1, column 10: expected the node content, but found '<stream end>': "
+            "valid YAML", id="broken",
+        ),
+        pytest.param("models: !!python/object:x {}", None, id="foreign-tag"),
+        pytest.param("\x00", None, id="control-character"),
+        pytest.param("a: 1\n---\nb: 2", None, id="two-documents"),
+        pytest.param("[" * 3000, None, id="nested-for-ever"),
+        pytest.param("{[1]: 2}", None, id="a-list-as-key"),
+    ],
+)  # fmt: skip
+def test_text_that_is_no_configuration_is_refused_with_its_place(text, expected):
+    found = problems_of(text)
+    if expected is not None:
+        assert found == [expected]
+
+
+def test_a_key_written_twice_is_a_problem_and_not_the_last_one_wins():
+    text = yaml.safe_dump(MINIMAL) + "listener: {port: 1}\nlistener: {port: 2}\n"
+    (problem,) = problems_of(text)
+    assert problem.endswith("listener: each key once in a mapping")
+    assert problem.startswith("line ")
+
+
+def test_a_file_that_cannot_be_read_is_one_clear_problem(tmp_path):
+    for path, expected in [
+        (tmp_path / "missing.yaml", "No such file or directory"),
+        (tmp_path, "Is a directory"),
+    ]:
+        with pytest.raises(ConfigError, match=expected):
+            load_file(path)
+    binary = tmp_path / "binary.yaml"
+    binary.write_bytes(b"models: \xff\xfe")
+    with pytest.raises(ConfigError, match="byte 8 is not UTF-8"):
+        load_file(binary)
+    huge = tmp_path / "huge.yaml"
+    with huge.open("wb") as file:
+        file.truncate(MAX_BYTES + 1)
+    with pytest.raises(ConfigError, match=f"at most {MAX_BYTES} bytes"):
+        load_file(huge)
+
+
+def outcome(document: Any) -> Any:
+    """Return the configuration or its problems; any other exception is a bug."""
+    try:
+        return load_text(yaml.safe_dump(document))
+    except ConfigError as error:
+        return error.problems
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(
+                ["name", "tiers", "instances", "answer", "json", "models", "policy", "kv"]
+            ),
+            inner,
+            max_size=4,
+        )
+    ),
+    max_leaves=12,
+)
+
+
+@settings(suppress_health_check=[HealthCheck.too_slow], deadline=None)
+@given(st.dictionaries(st.sampled_from(["models", "policy", "listener", "server"]), VALUES))
+def test_whatever_is_written_ends_as_a_configuration_or_as_problems(document):
+    assert outcome(document)
+
+
+@settings(suppress_health_check=[HealthCheck.too_slow], deadline=None)
+@given(
+    st.sampled_from([case.values[0] for case in BAD_VALUES if case.values[1] is not ...]),
+    VALUES,
+)
+def test_one_value_replaced_by_anything_never_breaks_the_loader(path, value):
+    assert outcome(changed(path, value))
+
+
+def test_the_schema_accepts_the_design_file_and_refuses_an_unknown_key():
+    schema = json_schema()
+    jsonschema.Draft202012Validator.check_schema(schema)
+    validator = jsonschema.Draft202012Validator(schema)
+    document = yaml.safe_load(DESIGN.read_text())
+    validator.validate(document)
+    document["policy"]["kv"]["hihg"] = 1
+    assert not validator.is_valid(document)
+
+
+def test_the_schema_documents_thresholds_with_the_words_of_the_policy():
+    kv = json_schema()["$defs"]["KvPolicy"]["properties"]
+    assert kv["high"]["description"].startswith("Degraded from here.")
+    assert kv["high"]["default"] == Policy().kv.high
