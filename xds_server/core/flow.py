@@ -5,7 +5,9 @@ so it is right from the first interval on and needs no fixed window:
 
 * admitted requests = growth of `finished_total` + change of (running + waiting): exact at any
   sampling interval, because a request is either still inside or has been counted;
-* completions per busy slot-second = 1 / mean service time, whatever the utilization was.
+* completions per busy slot-second = 1 / mean service time, whatever the utilization was. While load
+  grows, slots are busy with requests that have not completed yet; a running request therefore counts
+  as a part of a completion, else the capacity would read too small after every step up.
 
 An interval about which the engine said nothing adds nothing: missing is neither zero nor bad. An
 engine that says it is not up admits nothing, which is a fact, and its rate decays just as fast as
@@ -14,46 +16,49 @@ the rates of the instances that took over its requests rise.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import exp
 
 from xds_server.core.policy import SpillPolicy
-from xds_server.core.sample import EngineState, Sample
+from xds_server.core.record import record
+from xds_server.core.sample import EngineFacts, EngineState, Sample
 
 _ADMITS_NOTHING = frozenset({EngineState.DOWN, EngineState.LOADING, EngineState.SLEEPING})
+_EMPTY = EngineFacts(
+    running=0.0,
+    waiting=0.0,
+    finished_total=0.0,
+    prompt_tokens_total=0.0,
+    generation_tokens_total=0.0,
+)
+"""An engine that has just started."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class InstanceFlow:
     """Exponentially weighted sums over the samples of one instance.
 
-    `fast` sums forget with `SpillPolicy.demand_smoothing_s`, the others with `capacity_window_s`.
+    `admitted` forgets with `SpillPolicy.demand_smoothing_s`; the others with `capacity_window_s`, but
+    never down to less than `capacity_requests` completions: what was learned survives an idle night.
     """
 
     at: float
-    """`observed_at` of the last sample that was added."""
-    fast_admitted: float = 0.0
-    fast_s: float = 0.0
-    """Seconds that `fast_admitted` covers."""
+    """`observed_at` of the last sample that was added, monotonic seconds."""
     admitted: float = 0.0
+    """Requests."""
     admitted_s: float = 0.0
     """Seconds that `admitted` covers."""
     completed: float = 0.0
+    """Requests, with the parts of those that run now."""
     busy_slot_s: float = 0.0
     """Slot-seconds of computing that `completed` took."""
     tokens: float = 0.0
-    """Prompt and generated tokens; covers the same intervals as `token_requests`."""
+    """Prompt and generated tokens."""
     token_requests: float = 0.0
-    """Requests completed in the intervals of `tokens`."""
-
-    @property
-    def fast_rate(self) -> float | None:
-        """Requests/s admitted, over the last few seconds; None when nothing is known."""
-        return self.fast_admitted / self.fast_s if self.fast_s > 0.0 else None
+    """Completed requests in the intervals of `tokens`, with the parts of those that run now."""
 
     @property
     def rate(self) -> float | None:
-        """Requests/s admitted, over the capacity window; None when nothing is known."""
+        """Requests/s admitted over the last few seconds; None when nothing is known."""
         return self.admitted / self.admitted_s if self.admitted_s > 0.0 else None
 
 
@@ -66,7 +71,7 @@ def observe(
         flow: What `observe` returned for `previous`; None at the first sample.
         previous: The sample before, None at the first one.
         sample: The new sample. One that is not newer than `previous` adds nothing.
-        policy: Holds the two time constants.
+        policy: Holds the time constants.
 
     Returns:
         The flow including `sample`.
@@ -77,66 +82,75 @@ def observe(
     if interval_s <= 0.0:
         return flow
     before, after = previous.engine, sample.engine
-    restarted = after.restarts > before.restarts or (
-        after.finished_total is not None
-        and before.finished_total is not None
-        and after.finished_total < before.finished_total
-    )
-    completed = _growth(before.finished_total, after.finished_total, restarted=restarted)
-    inside_before = 0.0 if restarted else _sum(before.running, before.waiting)
-    inside_after = _sum(after.running, after.waiting)
-    admitted: float | None = None
-    if after.state in _ADMITS_NOTHING:
-        admitted = 0.0
-    elif completed is not None and inside_before is not None and inside_after is not None:
-        # Requests that clients gave up leave without being counted and read as negative admissions.
-        admitted = completed + inside_after - inside_before
-    busy_before = 0.0 if restarted else before.running
-    tokens = _sum(
-        _growth(before.prompt_tokens_total, after.prompt_tokens_total, restarted=restarted),
-        _growth(before.generation_tokens_total, after.generation_tokens_total, restarted=restarted),
-    )
+    if _restarted(before, after):
+        # Counters began again at zero and nothing survived inside: whatever is there is new.
+        before = _EMPTY
+    completed = _growth(before.finished_total, after.finished_total)
+    running, waiting = after.running, after.waiting
+    grown = None if running is None or before.running is None else running - before.running
 
-    keep_fast = exp(-interval_s / policy.demand_smoothing_s)
-    keep = exp(-interval_s / policy.capacity_window_s)
-    fast_admitted, fast_s = flow.fast_admitted, flow.fast_s
-    slow_admitted, admitted_s = flow.admitted, flow.admitted_s
-    if admitted is not None:
-        fast_admitted = max(0.0, fast_admitted * keep_fast + admitted)
-        fast_s = fast_s * keep_fast + interval_s
-        slow_admitted = max(0.0, slow_admitted * keep + admitted)
+    admitted, admitted_s = flow.admitted, flow.admitted_s
+    new: float | None = None
+    if after.state in _ADMITS_NOTHING:
+        new = 0.0
+    elif (
+        completed is not None
+        and grown is not None
+        and waiting is not None
+        and before.waiting is not None
+    ):
+        # Requests that clients gave up leave uncounted and read as negative admissions.
+        new = completed + grown + waiting - before.waiting
+    if new is not None:
+        keep = exp(-interval_s / policy.demand_smoothing_s)
+        admitted = max(0.0, admitted * keep + new)
         admitted_s = admitted_s * keep + interval_s
-    total_completed, busy_slot_s = flow.completed, flow.busy_slot_s
-    if completed is not None and busy_before is not None and after.running is not None:
-        total_completed = total_completed * keep + completed
-        busy_slot_s = busy_slot_s * keep + interval_s * (busy_before + after.running) / 2.0
-    total_tokens, token_requests = flow.tokens, flow.token_requests
-    if tokens is not None and completed is not None:
-        total_tokens = total_tokens * keep + tokens
-        token_requests = token_requests * keep + completed
+
+    done, busy_slot_s = flow.completed, flow.busy_slot_s
+    tokens, token_requests = flow.tokens, flow.token_requests
+    # Two readings far apart say little about the slots that were busy between them.
+    if completed is not None and grown is not None and interval_s <= policy.capacity_window_s:
+        assert running is not None
+        parts = completed + policy.in_progress_credit * grown
+        keep = exp(-interval_s / policy.capacity_window_s)
+        kept = _keep(done, keep, policy)
+        done = max(0.0, done * kept + parts)
+        busy_slot_s = busy_slot_s * kept + interval_s * (running - grown / 2.0)
+        prompt = _growth(before.prompt_tokens_total, after.prompt_tokens_total)
+        generated = _growth(before.generation_tokens_total, after.generation_tokens_total)
+        if prompt is not None and generated is not None:
+            kept = _keep(token_requests, keep, policy)
+            tokens = tokens * kept + prompt + generated
+            token_requests = max(0.0, token_requests * kept + parts)
     return InstanceFlow(
         at=sample.observed_at,
-        fast_admitted=fast_admitted,
-        fast_s=fast_s,
-        admitted=slow_admitted,
+        admitted=admitted,
         admitted_s=admitted_s,
-        completed=total_completed,
+        completed=done,
         busy_slot_s=busy_slot_s,
-        tokens=total_tokens,
+        tokens=tokens,
         token_requests=token_requests,
     )
 
 
-def _growth(before: float | None, after: float | None, *, restarted: bool) -> float | None:
-    """How much a counter grew; after a restart all of it is new."""
-    if after is None:
-        return None
-    if restarted:
-        return after
-    if before is None:
-        return None
-    return max(0.0, after - before)
+def _restarted(before: EngineFacts, after: EngineFacts) -> bool:
+    """Whether the engine started anew between two samples."""
+    if after.restarts > before.restarts:
+        return True
+    return (
+        after.finished_total is not None
+        and before.finished_total is not None
+        and after.finished_total < before.finished_total
+    )
 
 
-def _sum(first: float | None, second: float | None) -> float | None:
-    return None if first is None or second is None else first + second
+def _growth(before: float | None, after: float | None) -> float | None:
+    """How much a counter grew; None when either end is missing."""
+    return None if before is None or after is None else max(0.0, after - before)
+
+
+def _keep(requests: float, keep: float, policy: SpillPolicy) -> float:
+    """What is kept of sums that rest on this many requests: all of it where they are few."""
+    if requests <= policy.capacity_requests:
+        return 1.0
+    return max(keep, policy.capacity_requests / requests)

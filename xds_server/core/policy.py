@@ -135,47 +135,69 @@ class WeightPolicy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpillPolicy:
-    """How much of a tier's demand goes to the next tier: fed forward from demand."""
+    """How much of a tier's demand goes to the next tier: fed forward from demand.
 
-    target: float = 0.92
-    """Share of the learned capacity that a tier is loaded to."""
+    The numbers come from `benchmarks/closed_loop.py`; measured against each other there.
+    """
+
+    target: float = 0.94
+    """Share of the learned capacity that a tier is loaded to. 0.92 loses 1 % of utilization and gains
+    nothing in queueing once demand is filtered."""
     demand_smoothing_s: float = 4.0
-    capacity_window_s: float = 30.0
-    queue_trim: float = 0.3
-    """The most that a full queue lowers the believed capacity."""
-    queue_scale_ratio: float = 0.25
-    """A queue of this share of the capacity is full."""
-    minimum_above_critical: float = 0.05
-    rise_per_s: float = 0.5
-    fall_per_s: float = 0.25
-    publish_change: float = 0.01
-    queue_smoothing_s: float = 4.0
-    correction_s: float = 30.0
-    correction_max: float = 0.10
-    mode: str = "wait"
-    step_s: float = 0.25
-    """How soon to step again while a rate limit holds a change back."""
-    in_progress_credit: float = 0.6
-    """Completed share of a running request on average; corrects the capacity while load grows or falls."""
+    """Time constant of the admitted requests/s of each instance."""
     demand_steady_s: float = 30.0
-    """Demand that moves within its noise is smoothed over this time instead of `demand_smoothing_s` ..."""
+    """A move of demand within its noise is smoothed over this time ..."""
     demand_follow_s: float = 0.5
     """... and a move beyond the noise is followed within this time."""
     demand_noise_low: float = 1.5
-    """Standard deviations (of a Poisson stream) up to which a move is all noise ..."""
+    """Standard deviations of a Poisson stream up to which a move is all noise ..."""
     demand_noise_high: float = 3.0
     """... and from which it is all real."""
+    capacity_window_s: float = 30.0
+    """Time constant of completions and busy slot-seconds: how fast a drift of the service time is
+    learned."""
+    capacity_requests: float = 30.0
+    """What was learned from fewer requests than this is kept, however long ago it was."""
+    in_progress_credit: float = 0.6
+    """Part of a completion that a running request counts for: how much of it is done on average. 0.5
+    for equal lengths, more where a few are long."""
     prior_service_s: float = 8.0
     """Mean time a request occupies a slot, believed until completions show better."""
     prior_requests: float = 4.0
     """How many completed requests the prior counts for: few, so that it is soon overruled."""
+    queue_trim: float = 0.15
+    """The most that a full queue lowers the believed capacity. 0.3 makes a loop with a lag of 5 s
+    overshoot by 0.16, 0.15 by 0.10."""
+    queue_scale_ratio: float = 0.25
+    """A queue of this share of the capacity is full."""
+    slots_learn_s: float = 10.0
+    """With a full queue, the slots that run are believed to be all there are, within this time ..."""
+    slots_forget_s: float = 600.0
+    """... and without one, the configured slots are believed again, within this time."""
+    minimum_above_critical: float = 0.05
+    """Least share passed on while the tier is critical."""
+    rise_per_s: float = 0.5
+    """How fast a tier may pass on more; lost capacity is passed on at once."""
+    fall_per_s: float = 0.25
+    """How fast a tier may take back."""
+    publish_change: float = 0.01
+    """A share is given out when it moved by more than this, or became exactly zero."""
+    step_s: float = 0.25
+    """How soon to step again while a rate limit holds a change back."""
     pi_setpoint: float = 0.88
+    """Pressure that the PI and AIMD aim at."""
     pi_proportional: float = 0.6
+    """Share per unit of pressure."""
     pi_integral: float = 0.03
+    """Share per unit of pressure and second."""
     aimd_above_lag_s: float = 3.0
     """With a slower loop, AIMD replaces the PI where demand is unknown."""
     aimd_factor: float = 0.85
+    """What is kept is multiplied by this ..."""
+    aimd_every_s: float = 8.0
+    """... at most this often, while the pressure is above the setpoint ..."""
     aimd_step_per_s: float = 0.005
+    """... and grows by this below it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
