@@ -11,7 +11,7 @@ import random
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, Protocol
+from typing import Any
 
 import aiohttp
 import structlog
@@ -24,40 +24,13 @@ from sidecar_agent.engine.facts import EngineFacts
 from sidecar_agent.engine.lifecycle import Engine, Limits, observe
 from sidecar_agent.engine.outcome import Outcome, OutcomeKind
 from sidecar_agent.engine.probe import Probe, Target
-from sidecar_agent.gpu.facts import DriverState, GpuSnapshot
+from sidecar_agent.gpu.facts import DriverState
+from sidecar_agent.gpu.reduce import GpuGroup, reduce_instances
+from sidecar_agent.gpu.worker import GpuWorker
 from sidecar_agent.identity import Identity, Owned, config_hash
-from sidecar_agent.join import GpuGroup, Sample, join
+from sidecar_agent.join import Sample, join
 from sidecar_agent.settings import InstanceSettings, Settings
 from sidecar_agent.uplink import Server, Uplink
-
-GPU_POLL_S: Final = 0.1
-"""How soon a GPU fault that the driver's thread has seen goes out."""
-GPU_STALE_INTERVALS: Final = 3
-"""Older GPU readings are left out: a hung driver must not make engine facts look old."""
-EXIT_RESTART: Final = 75
-"""EX_TEMPFAIL: only a new process can read the GPUs again (a new driver library)."""
-
-
-class GpuSource(Protocol):
-    """Where GPU facts come from; nothing here blocks."""
-
-    def start(self) -> None:
-        """Begin to read."""
-
-    def stop(self) -> None:
-        """Stop reading and let go of the driver; bounded in time."""
-
-    def release(self) -> None:
-        """Let go of the driver until the process ends, so that it can be upgraded."""
-
-    def latest(self) -> GpuSnapshot:
-        """Return the newest snapshot."""
-
-    def group(self, snapshot: GpuSnapshot, uuids: tuple[str, ...], *, shared: bool) -> GpuGroup:
-        """Reduce the devices of one instance."""
-
-    def must_restart(self) -> bool:
-        """Return whether only a new process can read the GPUs again."""
 
 
 @dataclass(slots=True)
@@ -66,7 +39,6 @@ class Instance:
 
     settings: InstanceSettings
     probe: Probe
-    shared_gpus: bool = False
     engine: Engine = field(default_factory=Engine)
     outcome: Outcome | None = None
     said_at: float | None = None
@@ -87,7 +59,7 @@ class Agent:
         self,
         settings: Settings,
         *,
-        gpu: GpuSource | None,
+        gpu: GpuWorker | None,
         epoch: int,
         clock: Callable[[], float],
         rng: random.Random,
@@ -99,6 +71,7 @@ class Agent:
         self.identity = Identity(
             agent=settings.node, epoch=epoch, instances=tuple(map(_owned, settings.instances))
         )
+        self._gpus = {one.name: one.gpus for one in settings.instances}
         self._rng = rng
         self._hash = config_hash(str(settings.shown()))
         plane = settings.control_plane
@@ -125,20 +98,18 @@ class Agent:
         """Scrape and stream until cancelled."""
         async with probe.session() as http:
             self.open(http)
+            if self.gpu is not None:
+                self.gpu.attach(asyncio.get_running_loop(), self.on_gpus)
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self.uplink.run(), name="uplink")
                 for name, instance in self.instances.items():
                     tasks.create_task(self._watch(instance), name=f"scrape-{name}")
-                if self.gpu is not None:
-                    tasks.create_task(self._watch_gpus(), name="gpus")
 
     def open(self, http: aiohttp.ClientSession) -> None:
         """Make the instances' probes on an open session."""
-        uses = Counter(uuid for one in self.settings.instances for uuid in one.gpus)
         self.instances = {
             one.name: Instance(
                 settings=one,
-                shared_gpus=any(uses[uuid] > 1 for uuid in one.gpus),
                 probe=Probe(
                     Target(
                         url=one.url,
@@ -203,28 +174,20 @@ class Agent:
             self._publish(instance)
             next_at = max(next_at + interval_s, self.clock())
 
-    async def _watch_gpus(self) -> None:
-        while True:
-            await asyncio.sleep(GPU_POLL_S)
-            for instance in self.instances.values():
-                before = instance.gpu
-                self._regroup(instance)
-                after = instance.gpu
-                if after is not None and (before is None or before.health != after.health):
-                    self._note(instance)
-                    self._publish(instance)
+    def on_gpus(self) -> None:
+        """Take in that the GPU worker has read, or that a fault arrived: faults do not wait."""
+        for instance in self.instances.values():
+            before = None if instance.gpu is None else instance.gpu.health
+            self._regroup(instance)
+            if instance.gpu is not None and instance.gpu.health is not before:
+                self._note(instance)
+                self._publish(instance)
 
     def _regroup(self, instance: Instance) -> None:
-        instance.gpu = None
-        if self.gpu is None or not instance.settings.gpus:
-            return
-        snapshot = self.gpu.latest()
-        stale_s = GPU_STALE_INTERVALS * self.settings.gpu.interval_s
-        fresh = snapshot.read_at is not None and self.clock() - snapshot.read_at <= stale_s
-        if snapshot.driver is DriverState.OK and fresh:
-            instance.gpu = self.gpu.group(
-                snapshot, instance.settings.gpus, shared=instance.shared_gpus
-            )
+        if self.gpu is not None and instance.settings.gpus:
+            # A driver that hangs gives a snapshot without numbers, so old ones never travel on.
+            groups = reduce_instances(self.gpu.latest(), self._gpus)
+            instance.gpu = groups[instance.settings.name]
 
     def _publish(self, instance: Instance) -> None:
         """Offer what can be said now; a failed read publishes nothing."""

@@ -11,8 +11,9 @@ from google.protobuf.message import DecodeError
 from fleet_protos.telemetry.v1 import telemetry_pb2 as pb
 from sidecar_agent.engine.facts import EngineState
 from sidecar_agent.gpu.facts import Fact, FactStatus, GpuHealth, GpuReading, MemoryKind
+from sidecar_agent.gpu.reduce import GpuGroup
 from sidecar_agent.identity import Identity
-from sidecar_agent.join import GpuGroup, Sample
+from sidecar_agent.join import Sample
 
 PROTOCOL: Final = 1
 """The newest revision of the protocol that this agent speaks."""

@@ -2,46 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from sidecar_agent.engine.facts import EngineFacts
 from sidecar_agent.engine.lifecycle import Engine
-from sidecar_agent.gpu.facts import GpuHealth, GpuReading, MemoryKind
-
-
-class GpuGroup(Protocol):
-    """An instance's GPUs, reduced: worst health, maximum pressure, minimum free memory."""
-
-    @property
-    def health(self) -> GpuHealth:
-        """The worst of the group."""
-
-    @property
-    def detail(self) -> str:
-        """Why, in a few words."""
-
-    @property
-    def memory_kind(self) -> MemoryKind:
-        """What the memory is; the VRAM rule applies to dedicated memory only."""
-
-    @property
-    def vram_ratio(self) -> float | None:
-        """(used + reserved) / total, the largest of the group, 0-1."""
-
-    @property
-    def vram_free_bytes(self) -> int | None:
-        """The smallest free memory of the group."""
-
-    @property
-    def shared(self) -> bool:
-        """Another instance of this agent uses one of these GPUs."""
-
-    @property
-    def devices(self) -> Sequence[GpuReading]:
-        """The readings behind the group."""
-
+from sidecar_agent.gpu.facts import GpuHealth
+from sidecar_agent.gpu.reduce import GpuGroup
 
 _FAULTS = frozenset({GpuHealth.RESET_REQUIRED, GpuHealth.LOST})
 

@@ -13,16 +13,20 @@ import structlog
 
 import sidecar_agent
 from sidecar_agent.admin import serving
-from sidecar_agent.agent import EXIT_RESTART, Agent, GpuSource
+from sidecar_agent.agent import Agent
+from sidecar_agent.gpu.backend import GpuBackend, make_worker
+from sidecar_agent.gpu.worker import GpuWorker
 from sidecar_agent.settings import Settings
 
 EXIT_OK = 0
 EXIT_ADDRESS = 3
 """The admin address cannot be bound."""
+EXIT_RESTART = 75
+"""EX_TEMPFAIL: only a new process can read the GPUs again (a new driver library)."""
 _RESTART_POLL_S = 1.0
 
 
-async def run(settings: Settings, gpu: GpuSource | None) -> int:
+async def run(settings: Settings, gpu: GpuWorker | None) -> int:
     """Run until SIGTERM or SIGINT; return the process's exit code."""
     log: Any = structlog.get_logger("agent")
     loop = asyncio.get_running_loop()
@@ -36,6 +40,7 @@ async def run(settings: Settings, gpu: GpuSource | None) -> int:
         loop.add_signal_handler(number, end, EXIT_OK)
     if gpu is not None:
         loop.add_signal_handler(signal.SIGUSR1, gpu.release)
+        loop.add_signal_handler(signal.SIGUSR2, gpu.reacquire)
         gpu.start()
     agent = Agent(
         settings,
@@ -61,11 +66,11 @@ async def run(settings: Settings, gpu: GpuSource | None) -> int:
         return EXIT_ADDRESS
     finally:
         if gpu is not None:
-            gpu.stop()
+            gpu.close()
         log.info("agent_stopped")
 
 
-async def _until(stop: asyncio.Future[int], agent: Agent, gpu: GpuSource | None, end: Any) -> int:
+async def _until(stop: asyncio.Future[int], agent: Agent, gpu: GpuWorker | None, end: Any) -> int:
     running = asyncio.create_task(agent.run(), name="agent")
     watching = asyncio.create_task(_watch_restart(gpu, end), name="gpu-restart")
     try:
@@ -81,9 +86,20 @@ async def _until(stop: asyncio.Future[int], agent: Agent, gpu: GpuSource | None,
                 await task
 
 
-async def _watch_restart(gpu: GpuSource | None, end: Any) -> None:
+async def _watch_restart(gpu: GpuWorker | None, end: Any) -> None:
     while gpu is not None:
         await asyncio.sleep(_RESTART_POLL_S)
-        if gpu.must_restart():
+        if gpu.latest().restart_needed:
             end(EXIT_RESTART)
             return
+
+
+def gpu_worker(settings: Settings) -> GpuWorker | None:
+    """Return what reads the GPUs, not yet started; None for `gpu.backend: none`.
+
+    Raises:
+        WrongBindingsError: `pynvml` on this host is not NVIDIA's.
+    """
+    if settings.gpu.backend == "none":
+        return None
+    return make_worker(GpuBackend.NVML, interval_s=settings.gpu.interval_s)

@@ -111,7 +111,7 @@ class Uplink:
     ) -> None:
         self.status = Status()
         self.slots = Slots(interval_s=interval_s)
-        self._server = server
+        self.server = server
         self._token = token
         self._hello = hello
         self._interval_s = interval_s
@@ -149,13 +149,13 @@ class Uplink:
         return 0.0 if status.connected_at is None else self._clock() - status.connected_at
 
     async def _stream(self) -> None:
-        channel = self._server.channel()
+        channel = self.server.channel()
         try:
             try:
                 async with asyncio.timeout(CONNECT_S):
                     await channel.channel_ready()
             except TimeoutError:
-                raise _StreamEndedError(f"no connection to {self._server.address}") from None
+                raise _StreamEndedError(f"no connection to {self.server.address}") from None
             token = self._token()
             metadata = [("authorization", f"Bearer {token}")] if token else []
             call = channel.stream_stream(METHOD)(metadata=metadata)
@@ -256,7 +256,7 @@ class Uplink:
         self.slots.forget_sent()
         self._log.info(
             "control_plane_connected",
-            address=self._server.address,
+            address=self.server.address,
             server_version=version,
             interval_s=self.slots.interval_s,
         )
@@ -288,4 +288,4 @@ class Uplink:
         self.status.detail = detail
         if detail != self._last_failure:  # each failure once, not once per attempt
             self._last_failure = detail
-            self._log.warning("control_plane_lost", address=self._server.address, detail=detail)
+            self._log.warning("control_plane_lost", address=self.server.address, detail=detail)
