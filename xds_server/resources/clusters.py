@@ -7,14 +7,15 @@ new connection pools. Each function authors one shape with typed messages.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from typing import Any
 
 from xds_server.core.model import Model
 from xds_server.core.policy import FailurePolicy
 from xds_server.resources.capability import Capability
 from xds_server.resources.headers import chain_filters, metadata, tier_metadata
-from xds_server.resources.names import chain_name, cluster_name, static_listener_name
-from xds_server.resources.proto import Cluster, duration, pack, serialize, to_upb, typed
+from xds_server.resources.names import METADATA, chain_name, cluster_name, static_listener_name
+from xds_server.resources.proto import Cluster, duration, pack, serialize, typed
 from xds_server.resources.snapshot import Resource
 
 BUFFER_LIMIT_BYTES = 8 * 1024 * 1024
@@ -50,40 +51,55 @@ def ads() -> Any:
 def cluster_resources(
     models: Sequence[Model], failures: FailurePolicy, capability: Capability
 ) -> Iterator[Resource]:
-    """Yield every model's clusters and chains, in chain order.
-
-    Shapes are authored once; a cluster is a shape with its names set.
-    """
-    tier_shape = to_upb(Cluster, tier_cluster("", failures=failures, capability=capability))
-    chain_shapes: dict[int, Cluster] = {}
+    """Yield every model's clusters and chains, in chain order."""
     for model in models:
         names = [cluster_name(model.name, tier.name) for tier in model.tiers]
         for index, (name, tier) in enumerate(zip(names, model.tiers, strict=True)):
-            if tier.is_static and capability is Capability.GRPC:
-                continue
-            if tier.is_static:
-                facts = tier_metadata(index=index, model=tier.serves or tier.name)
-                listener = static_listener_name(model.name)
-                static = static_cluster(name, listener=listener, facts=facts)
-                yield Resource.of(name, bytes(static))
-                continue
-            yield _named(tier_shape, name)
-            if capability is Capability.GRPC:
-                continue
-            shape = chain_shapes.get(index)
-            if shape is None:
-                authored = chain_cluster("", start=index, members=(), capability=capability)
-                shape = chain_shapes[index] = to_upb(Cluster, authored)
-            shape.cluster_type.typed_config.value = bytes(chain_config(names[index:], capability))
-            yield _named(shape, chain_name(model.name, tier.name))
+            if not tier.is_static:
+                yield _named(Cluster.FromString(_tier_shape(failures, capability)), name)
+                if capability is not Capability.GRPC:
+                    chain = Cluster.FromString(_chain_shape(index, capability))
+                    _set_members(chain, names[index:], capability)
+                    yield _named(chain, chain_name(model.name, tier.name))
+            elif capability is not Capability.GRPC:
+                static = Cluster.FromString(_static_shape(index))
+                static.load_assignment.cluster_name = name
+                endpoint = static.load_assignment.endpoints[0].lb_endpoints[0]
+                address = endpoint.endpoint.address.envoy_internal_address
+                address.server_listener_name = static_listener_name(model.name)
+                fields = endpoint.metadata.filter_metadata[METADATA].fields
+                fields["model"].string_value = tier.serves or tier.name
+                yield _named(static, name)
 
 
-def _named(shape: Cluster, name: str) -> Resource:
-    shape.name = name
-    return Resource.of(name, serialize(shape))
+def _named(cluster: Cluster, name: str) -> Resource:
+    cluster.name = name
+    return Resource.of(name, serialize(cluster))
 
 
-def tier_cluster(name: str, *, failures: FailurePolicy, capability: Capability) -> Any:
+def _set_members(chain: Cluster, names: Sequence[str], capability: Capability) -> None:
+    chain.cluster_type.typed_config.value = bytes(chain_config(names, capability))
+
+
+# Shapes are authored once per process; a cluster is a shape with its names set.
+
+
+@lru_cache(maxsize=16)
+def _tier_shape(failures: FailurePolicy, capability: Capability) -> bytes:
+    return bytes(author_tier_cluster("", failures=failures, capability=capability))
+
+
+@lru_cache(maxsize=16)
+def _chain_shape(start: int, capability: Capability) -> bytes:
+    return bytes(author_chain("", start=start, members=(), capability=capability))
+
+
+@lru_cache(maxsize=16)
+def _static_shape(index: int) -> bytes:
+    return bytes(author_static_cluster("", index=index, listener="", served=""))
+
+
+def author_tier_cluster(name: str, *, failures: FailurePolicy, capability: Capability) -> Any:
     """Author the cluster of a tier with engines; endpoints come by EDS under the same name."""
     c = typed.cluster
     cluster = c.Cluster(
@@ -118,13 +134,17 @@ def tier_cluster(name: str, *, failures: FailurePolicy, capability: Capability) 
     return cluster
 
 
-def static_cluster(name: str, *, listener: str, facts: dict[str, str]) -> Any:
-    """Author the cluster whose one endpoint is the internal listener with the static answer."""
+def author_static_cluster(name: str, *, index: int, listener: str, served: str) -> Any:
+    """Author the cluster whose one endpoint is the internal listener with the static answer.
+
+    Its filters run where a route names it; in a chain the chain's run instead.
+    """
     c, e = typed.cluster, typed.endpoint
     address = typed.core.Address(
         envoy_internal_address=typed.core.EnvoyInternalAddress(server_listener_name=listener)
     )
-    endpoint = e.LbEndpoint(endpoint=e.Endpoint(address=address), metadata=metadata(facts))
+    facts = metadata(tier_metadata(index=index, model=served))
+    endpoint = e.LbEndpoint(endpoint=e.Endpoint(address=address), metadata=facts)
     return c.Cluster(
         name=name,
         type=c.ClusterDiscoveryType.STATIC,
@@ -134,18 +154,13 @@ def static_cluster(name: str, *, listener: str, facts: dict[str, str]) -> Any:
         load_assignment=e.ClusterLoadAssignment(
             cluster_name=name, endpoints=[e.LocalityLbEndpoints(lb_endpoints=[endpoint])]
         ),
+        typed_extension_protocol_options=_filters(index),
     )
 
 
-def chain_cluster(name: str, *, start: int, members: Sequence[str], capability: Capability) -> Any:
+def author_chain(name: str, *, start: int, members: Sequence[str], capability: Capability) -> Any:
     """Author the chain that begins at tier `start`: attempt n goes to the n-th member that can serve."""
     c = typed.cluster
-    options = typed.http_options.HttpProtocolOptions(
-        explicit_http_config=typed.http_options.HttpProtocolOptionsExplicitHttpConfig(
-            http_protocol_options=typed.core.Http1ProtocolOptions()
-        ),
-        http_filters=chain_filters(start),
-    )
     return c.Cluster(
         name=name,
         connect_timeout=duration(CONNECT_TIMEOUT_S),
@@ -154,10 +169,18 @@ def chain_cluster(name: str, *, start: int, members: Sequence[str], capability: 
         cluster_type=c.ClusterCustomClusterType(
             name=_CHAIN_TYPES[capability], typed_config=pack(chain_config(members, capability))
         ),
-        typed_extension_protocol_options={
-            "envoy.extensions.upstreams.http.v3.HttpProtocolOptions": pack(options)
-        },
+        typed_extension_protocol_options=_filters(start),
     )
+
+
+def _filters(start: int) -> dict[str, Any]:
+    options = typed.http_options.HttpProtocolOptions(
+        explicit_http_config=typed.http_options.HttpProtocolOptionsExplicitHttpConfig(
+            http_protocol_options=typed.core.Http1ProtocolOptions()
+        ),
+        http_filters=chain_filters(start),
+    )
+    return {"envoy.extensions.upstreams.http.v3.HttpProtocolOptions": pack(options)}
 
 
 def chain_config(members: Sequence[str], capability: Capability) -> Any:

@@ -6,6 +6,7 @@ lose its streams' connections and its ejection.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 from xds_server.core.model import Instance, InstanceId, Model, Tier
@@ -17,7 +18,6 @@ from xds_server.resources.proto import (
     ClusterLoadAssignment,
     LbEndpoint,
     serialize,
-    to_upb,
     typed,
 )
 from xds_server.resources.snapshot import Resource
@@ -32,11 +32,11 @@ HEALTH_STATUS = {
 _Fact = tuple[int, int]
 
 
-def author_endpoint(instance: Instance, *, tier: Tier, index: int) -> Any:
+def author_endpoint(instance: Instance, *, serves: str, index: int) -> Any:
     """Author one endpoint of the tier at `index` of its chain: healthy, weight 1."""
     e, core = typed.endpoint, typed.core
     address = core.SocketAddress(address=instance.host, port_value=instance.port)
-    facts = headers.tier_metadata(index=index, model=tier.serves, instance=instance.id)
+    facts = headers.tier_metadata(index=index, model=serves, instance=instance.id)
     return e.LbEndpoint(
         endpoint=e.Endpoint(address=core.Address(socket_address=address)),
         health_status=core.HealthStatus.HEALTHY,
@@ -52,12 +52,24 @@ def author_assignment(name: str) -> Any:
     return e.ClusterLoadAssignment(cluster_name=name, endpoints=[locality])
 
 
+@lru_cache(maxsize=16)
+def _endpoint_shape(index: int) -> bytes:
+    anyone = Instance(id=InstanceId("-"), host="0.0.0.0", port=1)
+    return bytes(author_endpoint(anyone, serves="-", index=index))
+
+
+@lru_cache(maxsize=1)
+def _assignment_shape() -> bytes:
+    return bytes(author_assignment(""))
+
+
 class EndpointTable:
     """One tier's assignment. Not for use by two threads at once."""
 
     def __init__(self, model: Model, tier: Tier) -> None:
         self.name = cluster_name(model.name, tier.name)
-        self._table = to_upb(ClusterLoadAssignment, author_assignment(self.name))
+        self._table = ClusterLoadAssignment.FromString(_assignment_shape())
+        self._table.cluster_name = self.name
         self._endpoints: dict[InstanceId, LbEndpoint] = {}
         self._facts: dict[InstanceId, _Fact] = {}
         self._plan: TierPlan | None = None
@@ -65,8 +77,8 @@ class EndpointTable:
         if not tier.instances:
             del self._table.endpoints[:]
             return
-        index = model.tiers.index(tier)
-        shape = to_upb(LbEndpoint, author_endpoint(tier.instances[0], tier=tier, index=index))
+        shape = LbEndpoint.FromString(_endpoint_shape(model.tiers.index(tier)))
+        shape.metadata.filter_metadata[METADATA].fields["model"].string_value = tier.serves
         listed = self._table.endpoints[0].lb_endpoints
         for instance in tier.instances:
             endpoint = listed.add()

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import pairwise
 from typing import Any
 
-from xds_server.core.model import Model, ModelName, Tier, TierName
+from xds_server.core.model import Model, ModelName, StaticAnswer, Tier, TierName
 from xds_server.core.plan import TIER_WEIGHT_TOTAL, ModelPlan
 from xds_server.core.policy import FailurePolicy
 from xds_server.resources import headers
@@ -74,6 +75,32 @@ def author_route(model: Model, *, failures: FailurePolicy, capability: Capabilit
         ]
     route.response_headers_to_remove = [headers.OVERLOADED]
     return route
+
+
+def _route(model: Model, failures: FailurePolicy, capability: Capability) -> Route:
+    """Return the route of `author_route`: a shape with this model's names set."""
+    statics = tuple(tier.is_static for tier in model.tiers)
+    route = Route.FromString(_route_shape(statics, failures, capability))
+    route.name = model.name
+    route.match.prefix = model.prefix
+    clusters = route.route.weighted_clusters.clusters
+    for cluster, tier in zip(clusters, members(model, capability), strict=True):
+        cluster.name = member_name(model, tier, capability)
+    for header in route.response_headers_to_add:
+        header.header.value = headers.literal(model.name)
+    return route
+
+
+@lru_cache(maxsize=16)
+def _route_shape(
+    statics: tuple[bool, ...], failures: FailurePolicy, capability: Capability
+) -> bytes:
+    tiers = tuple(
+        Tier(name=TierName(""), serves="", answer=StaticAnswer() if is_static else None)
+        for is_static in statics
+    )
+    anyone = Model(name=ModelName(""), tiers=tiers)
+    return bytes(author_route(anyone, failures=failures, capability=capability))
 
 
 def _retry_policy(tiers: int, failures: FailurePolicy, capability: Capability) -> Any:
@@ -142,9 +169,7 @@ class RouteTable:
             reachable = members(model, capability)
             if not reachable:
                 continue
-            authored[model.name] = to_upb(
-                Route, author_route(model, failures=failures, capability=capability)
-            )
+            authored[model.name] = _route(model, failures, capability)
             self._splits[model.name] = _Split(
                 tiers=tuple(tier.name for tier in reachable),
                 chain=tuple(tier.name for tier in model.tiers),

@@ -1,0 +1,73 @@
+"""An engine whose behavior a test scripts: answers like an OpenAI server, or fails in a chosen way."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from aiohttp import web
+
+
+@dataclass
+class ScriptedEngine:
+    """One HTTP engine on loopback. Change `mode` at any time."""
+
+    model: str
+    mode: str = "ok"
+    """ok | hang | reset | a status code as text."""
+    chunks: int = 3
+    pause_s: float = 0.0
+    """Between chunks of a stream."""
+    headers: dict[str, str] = field(default_factory=dict)
+    port: int = 0
+    requests: int = 0
+    bytes_received: int = 0
+
+    async def handle(self, request: web.Request) -> web.StreamResponse:
+        body = await request.read()
+        self.requests += 1
+        self.bytes_received += len(body)
+        if self.mode == "hang":
+            await asyncio.sleep(30)
+        if self.mode == "reset":
+            assert request.transport is not None
+            request.transport.abort()
+            return web.Response()
+        if self.mode.isdigit():
+            return web.json_response({"error": self.mode}, status=int(self.mode))
+        asked: dict[str, Any] = json.loads(body) if body else {}
+        if asked.get("stream"):
+            return await self._stream(request)
+        message = {"role": "assistant", "content": "hello"}
+        answer = {"model": self.model, "choices": [{"index": 0, "message": message}]}
+        return web.json_response(answer, headers=self.headers)
+
+    async def _stream(self, request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"content-type": "text/event-stream", **self.headers})
+        await response.prepare(request)
+        for index in range(self.chunks):
+            chunk = {"model": self.model, "choices": [{"delta": {"content": str(index)}}]}
+            await response.write(f"data: {json.dumps(chunk)}\n\n".encode())
+            await asyncio.sleep(self.pause_s)
+        await response.write(b"data: [DONE]\n\n")
+        return response
+
+
+@asynccontextmanager
+async def scripted_engine(engine: ScriptedEngine) -> AsyncIterator[ScriptedEngine]:
+    """Run an engine on a free port for as long as the block lasts."""
+    app = web.Application(client_max_size=64 * 1024 * 1024)
+    app.router.add_route("*", "/{path:.*}", engine.handle)
+    runner = web.AppRunner(app, shutdown_timeout=0.1, handler_cancellation=True)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    engine.port = runner.addresses[0][1]
+    try:
+        yield engine
+    finally:
+        await runner.cleanup()

@@ -1,0 +1,170 @@
+"""The static tier: an internal listener that answers by itself, in JSON or as a stream.
+
+A cluster points at it, so that it can be the last member of a chain and take a weight like any tier.
+"""
+
+from __future__ import annotations
+
+import json
+from functools import lru_cache
+from typing import Any
+
+from xds_server.core.model import Model, StaticAnswer, Tier
+from xds_server.resources import headers
+from xds_server.resources.answer import Dialect, streamed, whole
+from xds_server.resources.clusters import BUFFER_LIMIT_BYTES
+from xds_server.resources.names import METADATA, static_listener_name
+from xds_server.resources.proto import Listener, pack, serialize, typed
+from xds_server.resources.snapshot import Resource
+
+BODY_LIMIT_BYTES = 4096
+"""Envoy's default limit of a direct response's body; raised for longer answers."""
+
+JSON = "application/json"
+EVENTS = "text/event-stream"
+
+
+def static_listener(model: Model, tier: Tier) -> Resource:
+    """Return the listener of a static tier; models with equal answers share the work."""
+    answer = _answer(model, tier)
+    document = json.dumps(answer.body)
+    shape = _shape(document, answer.status, answer.retry_after_s, served_name(tier))
+    listener = Listener.FromString(shape)
+    listener.name = static_listener_name(model.name)
+    return Resource.of(listener.name, serialize(listener))
+
+
+@lru_cache(maxsize=256)
+def _shape(document: str, status: int, retry_after_s: int | None, served: str) -> bytes:
+    answer = StaticAnswer(status=status, body=json.loads(document), retry_after_s=retry_after_s)
+    return bytes(_author("", answer, served))
+
+
+def author_static_listener(model: Model, tier: Tier) -> Any:
+    """Author the internal listener that answers for a static tier."""
+    name = static_listener_name(model.name)
+    return _author(name, _answer(model, tier), served_name(tier))
+
+
+def served_name(tier: Tier) -> str:
+    """Return what `x-served-model` and the answer call a tier."""
+    return tier.serves or tier.name
+
+
+def answer_headers(answer: StaticAnswer, content_type: str) -> list[Any]:
+    """Return the headers that belong to an answer."""
+    result = [headers.add("content-type", content_type)]
+    if answer.retry_after_s is not None:
+        result.append(headers.add("retry-after", str(answer.retry_after_s)))
+    if answer.status >= 500 or answer.status == 429:
+        # The operator wants this status: retrying it would run out of members and hide it.
+        result.append(headers.add(headers.OVERLOADED, "true"))
+    return result
+
+
+def filter_chains(manager: Any) -> list[Any]:
+    """Return the filter chains of a listener that only speaks HTTP."""
+    network_filter = typed.listener.Filter(
+        name="envoy.filters.network.http_connection_manager", typed_config=pack(manager)
+    )
+    return [typed.listener.FilterChain(filters=[network_filter])]
+
+
+def router() -> Any:
+    """Return the filter that ends every filter chain."""
+    return _http_filter("router", typed.router.Router())
+
+
+def _http_filter(name: str, config: Any) -> Any:
+    return typed.hcm.HttpFilter(name=f"envoy.filters.http.{name}", typed_config=pack(config))
+
+
+def _answer(model: Model, tier: Tier) -> StaticAnswer:
+    if tier.answer is None:
+        raise ValueError(f"tier {model.name}/{tier.name} has no answer")
+    return tier.answer
+
+
+def _author(name: str, answer: StaticAnswer, served: str) -> Any:
+    """Author the listener.
+
+    The `buffer` filter reads each request to its end first: an answer before that makes Envoy close
+    the connection. Only here is the body parsed, so other requests never pay for it.
+    """
+    routes = _routes(answer, served)
+    longest = max(len(each.direct_response.body.inline_string.encode()) for each in routes)
+    config = typed.route.RouteConfiguration(
+        name="static",
+        virtual_hosts=[typed.route.VirtualHost(name="static", domains=["*"], routes=routes)],
+        max_direct_response_body_size_bytes=max(BODY_LIMIT_BYTES, longest),
+    )
+    manager = typed.hcm.HttpConnectionManager(
+        stat_prefix="static",
+        route_config=config,
+        http_filters=[
+            _http_filter("buffer", typed.buffer.Buffer(max_request_bytes=BUFFER_LIMIT_BYTES)),
+            _http_filter("json_to_metadata", _stream_to_metadata()),
+            router(),
+        ],
+    )
+    return typed.listener.Listener(
+        name=name,
+        internal_listener=typed.listener.ListenerInternalListenerConfig(),
+        per_connection_buffer_limit_bytes=BUFFER_LIMIT_BYTES,
+        filter_chains=filter_chains(manager),
+    )
+
+
+def _stream_to_metadata() -> Any:
+    """Copy the body's `stream` into metadata; a body that is not JSON leaves none."""
+    j = typed.json_to_metadata
+    rule = j.JsonToMetadataRule(
+        selectors=[j.JsonToMetadataSelector(key="stream")],
+        on_present=j.JsonToMetadataKeyValuePair(metadata_namespace=METADATA, key="stream"),
+    )
+    return j.JsonToMetadata(request_rules=j.JsonToMetadataMatchRules(rules=[rule]))
+
+
+def _routes(answer: StaticAnswer, served: str) -> list[Any]:
+    """Return the routes; the first match wins: text before chat, the body before the Accept header."""
+    text_path = {
+        "safe_regex": typed.matcher.RegexMatcher(regex=".*/completions"),
+        "headers": [_header(":path", "/chat/completions", invert=True)],
+    }
+    routes = []
+    for dialect, path in ((Dialect.TEXT, text_path), (Dialect.CHAT, {"prefix": "/"})):
+        document = whole(answer.body, dialect=dialect, model=served)
+        cases: list[tuple[dict[str, Any], str, str]] = [({}, document, JSON)]
+        if 200 <= answer.status < 300:  # an error is no stream: its readers expect JSON
+            events = streamed(answer.body, dialect=dialect, model=served)
+            cases = [
+                (_asks_for_stream(value=True), events, EVENTS),
+                (_asks_for_stream(value=False), document, JSON),
+                ({"headers": [_header("accept", EVENTS)]}, events, EVENTS),
+                *cases,
+            ]
+        for condition, text, content_type in cases:
+            match = {**path, **condition}
+            match["headers"] = [*path.get("headers", []), *condition.get("headers", [])]
+            routes.append(
+                typed.route.Route(
+                    match=typed.route.RouteMatch(**match),
+                    direct_response=typed.route.DirectResponseAction(
+                        status=answer.status, body=typed.core.DataSource(inline_string=text)
+                    ),
+                    response_headers_to_add=answer_headers(answer, content_type),
+                )
+            )
+    return routes
+
+
+def _asks_for_stream(*, value: bool) -> dict[str, Any]:
+    m = typed.matcher
+    path = [m.MetadataMatcherPathSegment(key="stream")]
+    is_value = m.MetadataMatcher(filter=METADATA, path=path, value=m.ValueMatcher(bool_match=value))
+    return {"dynamic_metadata": [is_value]}
+
+
+def _header(name: str, part: str, *, invert: bool = False) -> Any:
+    contains = typed.matcher.StringMatcher(contains=part)
+    return typed.route.HeaderMatcher(name=name, string_match=contains, invert_match=invert)
