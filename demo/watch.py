@@ -103,10 +103,12 @@ class Watch:
     async def follow(self) -> None:
         """Look again and again until cancelled; who does not answer keeps the last picture."""
         while True:
-            await asyncio.gather(
-                self._look_at_plan(), *map(self._look_at_engine, self._engine_urls)
-            )
+            await self.look()
             await asyncio.sleep(POLL_S)
+
+    async def look(self) -> None:
+        """Look once."""
+        await asyncio.gather(self._look_at_plan(), *map(self._look_at_engine, self._engine_urls))
 
     async def _look_at_plan(self) -> None:
         with contextlib.suppress(aiohttp.ClientError, TimeoutError):
