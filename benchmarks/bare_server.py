@@ -57,6 +57,12 @@ class Bare(grpc.GenericRpcHandler):  # type: ignore[misc]
             event.set()
         return {"nonce": version, "at": started}
 
+    async def swap(self, command: dict[str, Any]) -> dict[str, Any]:
+        """Take other bodies for a type and push them."""
+        type_url = command["type_url"]
+        self._bodies[type_url] = [(name, bytes.fromhex(body)) for name, body in command["bodies"]]
+        return self.push(type_url)
+
     def service(self, details: Any) -> Any:
         """Route both ADS methods to the same loop."""
         delta = details.method.endswith("DeltaAggregatedResources")
@@ -114,7 +120,7 @@ async def serve(bodies: dict[str, list[tuple[str, bytes]]]) -> None:
     gc.freeze()
     gc.set_threshold(50_000, 50, 1000)
     say({"port": port})
-    await obey(pusher(bare.push))
+    await obey({**pusher(bare.push), "swap": bare.swap})
     await server.stop(0)
 
 

@@ -28,9 +28,9 @@ KINDS = {"rds": ROUTE, "eds": ENDPOINT}
 DEADLINE_S = 30.0
 
 
-def write_setup(folder: Path) -> Path:
+def write_setup(folder: Path, *, models: int = 10, per_tier: int = 13) -> Path:
     """Write what client and bare server need to know: node, names, and the product's own bytes."""
-    fleet = topology()
+    fleet = topology(models=models, per_tier=per_tier)
     snapshot = SnapshotBuilder(fleet, Policy(), Capability.COMPOSITE).build(Plans(fleet).plan)
     bodies = {
         type_url: [(r.name, r.body.hex()) for r in snapshot.of_type(type_url).resources.values()]

@@ -1,8 +1,8 @@
 """N agents in one process: each opens a telemetry stream and sends samples at a fixed rate.
 
 Open loop: messages leave on schedule whatever the server does; what the socket does not take is
-counted as dropped (an agent is latest-wins). `sequence` carries the sender's monotonic clock in
-microseconds, so that a server on the same machine can tell how old a sample was when it decided.
+counted as dropped (an agent is latest-wins). The engine's detail text carries the sender's monotonic
+clock, so that a server on the same machine can tell how old a sample was when it decided.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ class Agent:
         self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.sock.connect(("127.0.0.1", port))
         self.receiver = Receiver()
+        self.sequence = 0
         self.samples = wire.AgentMessage()
         hello = wire.AgentMessage()
         hello.hello.agent = name
@@ -56,9 +57,11 @@ class Agent:
 
     def send(self, *, wobble: float) -> bool:
         """Send one message with a sample of every instance; return whether the socket took it."""
-        stamp = time.monotonic_ns() // 1000
+        self.sequence += 1
+        stamp = f"{time.monotonic():.6f}"
         for sample in self.samples.samples.samples:
-            sample.sequence = stamp
+            sample.sequence = self.sequence
+            sample.engine.detail = stamp
             sample.engine.kv_ratio = 0.5 + wobble
             sample.engine.finished_total += 1
             sample.engine.generation_tokens_total += 100
