@@ -1,1 +1,5 @@
-"""See docs/architecture.md."""
+"""Telemetry in: agents' streams become samples that the brain can believe.
+
+`decode.py` checks messages, `registry.py` decides who may speak for which instance (both pure);
+`server.py` is the gRPC service.
+"""

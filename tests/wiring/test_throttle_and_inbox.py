@@ -1,0 +1,114 @@
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from xds_server.core.inputs import Drain
+from xds_server.core.model import InstanceId
+from xds_server.core.sample import EngineFacts, EngineState, Sample
+from xds_server.inbox import Inbox
+from xds_server.throttle import MIN_GAP_S, Throttle
+
+
+def sample(name: str = "a", state: EngineState = EngineState.UP, at: float = 0.0) -> Sample:
+    return Sample(instance=InstanceId(name), observed_at=at, engine=EngineFacts(state=state))
+
+
+DOWN = EngineState.DOWN
+
+
+class Waker:
+    def __init__(self):
+        self.count = 0
+
+    def __call__(self):
+        self.count += 1
+
+
+def test_an_isolated_change_waits_for_nothing():
+    assert Throttle(0.05).earliest < 0
+
+
+def test_after_a_push_the_next_one_waits_for_the_gap():
+    throttle = Throttle(0.05)
+    throttle.evaluated(started=10.0, ended=10.004, published=True)
+    assert throttle.earliest == pytest.approx(10.05)
+
+
+def test_an_evaluation_that_changed_nothing_costs_only_what_it_took():
+    throttle = Throttle(0.05)
+    throttle.evaluated(started=10.0, ended=10.0001, published=False)
+    assert throttle.earliest == pytest.approx(10.0001 + MIN_GAP_S)
+    throttle.evaluated(started=10.0, ended=10.01, published=False)
+    assert throttle.earliest == pytest.approx(10.04)
+    throttle.evaluated(started=10.0, ended=11.0, published=False)
+    assert throttle.earliest == pytest.approx(11.05)
+
+
+@given(st.lists(st.tuples(st.floats(0, 0.2), st.floats(0, 0.03)), max_size=60))
+def test_under_a_storm_there_is_at_most_one_push_per_gap(arrivals):
+    throttle, now, pushes = Throttle(0.05), 0.0, []
+    for wait_s, cost_s in arrivals:
+        now = max(now + wait_s, throttle.earliest)
+        pushes.append(now)
+        throttle.evaluated(started=now, ended=now + cost_s, published=True)
+        now += cost_s
+    assert all(b - a >= 0.05 - 1e-9 for a, b in itertools.pairwise(pushes))
+
+
+def test_only_the_newest_sample_of_an_instance_is_kept():
+    inbox = Inbox(Waker())
+    for at in range(1000):
+        inbox.offer(sample("a", at=at))
+        inbox.offer(sample("b", at=at))
+    assert [each.observed_at for each in inbox.take()] == [999, 999]
+    assert not inbox
+    assert inbox.take() == []
+
+
+def test_the_loop_is_woken_once_for_many_samples():
+    waker = Waker()
+    inbox = Inbox(waker)
+    for at in range(100):
+        inbox.offer(sample(f"i{at}", at=at))
+    assert waker.count == 1
+    inbox.take()
+    inbox.offer(sample())
+    assert waker.count == 2
+
+
+def test_a_fault_is_urgent_once_and_not_with_every_sample_that_repeats_it():
+    waker = Waker()
+    inbox = Inbox(waker)
+    inbox.offer(sample("b"))
+    inbox.offer(sample("a", DOWN))
+    assert inbox.is_urgent
+    assert waker.count == 2
+    inbox.take()
+    assert not inbox.is_urgent
+    inbox.offer(sample("a", DOWN))
+    assert not inbox.is_urgent
+    inbox.offer(sample("a"))
+    inbox.offer(sample("a", DOWN))
+    assert inbox.is_urgent
+
+
+def test_a_fault_is_never_lost_behind_a_later_good_sample():
+    inbox = Inbox(Waker())
+    inbox.offer(sample("a", DOWN, at=1))
+    inbox.offer(sample("a", at=2))
+    assert [each.engine.state for each in inbox.take()] == [DOWN, EngineState.UP]
+
+
+def test_a_command_does_not_wait_and_comes_first():
+    waker = Waker()
+    inbox = Inbox(waker)
+    inbox.offer(sample())
+    drain = Drain(instance=InstanceId("a"), draining=True, who="me")
+    inbox.command(drain)
+    assert inbox.is_urgent
+    assert waker.count == 2
+    assert inbox.take()[0] is drain

@@ -1,0 +1,276 @@
+"""Who may speak for which instance. Pure: time and stream numbers are arguments.
+
+Rules:
+
+* An agent is known by its name; one run of it by its epoch. A newer run (or a newer stream of the same
+  run) replaces the older one at once, so that a dead agent's late stream cannot overwrite what its
+  successor says.
+* An instance has one owner. Another agent that claims it is refused and reported as a conflict until
+  the owner is gone: at once after a clean end, `release_after_s` after a broken one.
+* What configuration lists needs no more than its name; an instance of a tier that discovers is
+  registered by its owner with address, model and tier.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from xds_server.config.addresses import parse_address
+from xds_server.core.model import Instance, InstanceId, ModelName, Tier, TierName, Topology
+from xds_server.ingest.decode import Claim, Hello
+from xds_server.registered import Registered
+
+
+class Code(StrEnum):
+    """Why something is refused; the names of `Refusal.Code` on the wire."""
+
+    UNAUTHENTICATED = "unauthenticated"
+    UNKNOWN_INSTANCE = "unknown_instance"
+    OWNED_BY_ANOTHER_AGENT = "owned_by_another_agent"
+    STALE_EPOCH = "stale_epoch"
+    BAD_MESSAGE = "bad_message"
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """One instance, or (with an empty name) the whole stream, is not accepted."""
+
+    instance: str
+    code: Code
+    reason: str
+
+
+@dataclass(slots=True, eq=False)
+class Speaker:
+    """One stream of one run of an agent. Compared by identity: only the newest is listened to."""
+
+    hello: Hello
+    claims: dict[InstanceId, Claim]
+    connected: bool = True
+    closed_at: float = 0.0
+    was_clean: bool = False
+
+
+@dataclass(slots=True)
+class _Ownership:
+    speaker: Speaker
+    sequence: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conflict:
+    """Two agents claim one instance; the owner is listened to."""
+
+    instance: InstanceId
+    owner: str
+    claimant: str
+    since: float
+
+
+@dataclass(slots=True)
+class Registry:
+    """Every agent that was heard of, and who owns what."""
+
+    topology: Topology
+    """As configured, without registered instances."""
+    release_after_s: float = 30.0
+    """Longer than an agent needs to reconnect (its back-off ends at 10 s)."""
+    forget_after_s: float = 300.0
+    """A registered instance without an owner is removed after this."""
+    revision: int = 0
+    """Grows whenever the set of registered instances changes."""
+    _speakers: dict[str, Speaker] = field(default_factory=dict)
+    _owners: dict[InstanceId, _Ownership] = field(default_factory=dict)
+    _registered: dict[InstanceId, Registered] = field(default_factory=dict)
+    _lost_at: dict[InstanceId, float] = field(default_factory=dict)
+    _conflicts: dict[InstanceId, Conflict] = field(default_factory=dict)
+    _configured: dict[InstanceId, Instance] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._configured = {each.id: each for _, _, each in self.topology.instances()}
+
+    def hello(self, hello: Hello, now: float) -> tuple[Speaker | None, list[Refused]]:
+        """Take a new stream in. Without a speaker, the stream is refused as a whole."""
+        before = self._speakers.get(hello.agent)
+        if before is not None and hello.epoch < before.hello.epoch and self._holds(before, now):
+            reason = (
+                f"a newer run of agent {hello.agent} (epoch {before.hello.epoch}) is known; "
+                f"this is epoch {hello.epoch}"
+            )
+            return None, [Refused("", Code.STALE_EPOCH, reason)]
+        speaker = Speaker(hello, {each.name: each for each in hello.claims})
+        self._speakers[hello.agent] = speaker
+        if before is not None:
+            before.connected = False
+            self._inherit(before, speaker)
+        refused = [
+            refusal
+            for claim in hello.claims
+            if (refusal := self._claim(speaker, claim, now)) is not None
+        ]
+        return speaker, refused
+
+    def admit(
+        self, speaker: Speaker, instance: InstanceId, sequence: int, now: float
+    ) -> Refused | None:
+        """Judge one sample; None = take it in."""
+        owned = self._owners.get(instance)
+        if owned is None or owned.speaker is not speaker:
+            refusal = self._admit_stranger(speaker, instance, now)
+            if refusal is not None:
+                return refusal
+            owned = self._owners[instance]
+        if sequence and sequence <= owned.sequence:
+            reason = f"sequence {sequence} after {owned.sequence}"
+            return Refused(instance, Code.BAD_MESSAGE, reason)
+        owned.sequence = sequence
+        return None
+
+    def closed(self, speaker: Speaker, now: float, *, clean: bool) -> None:
+        """Note that a stream ended; `clean` means that the agent ended it on purpose."""
+        speaker.connected = False
+        speaker.closed_at = now
+        speaker.was_clean = clean
+        for name, owned in self._owners.items():
+            if owned.speaker is speaker:
+                self._lost_at[name] = now
+
+    def retopology(self, topology: Topology, now: float) -> None:
+        """Go on with another configuration; claims that were refused are judged again."""
+        self.topology = topology
+        self._configured = {each.id: each for _, _, each in topology.instances()}
+        for name, each in list(self._registered.items()):
+            if name in self._configured or self._tier(each.model, each.tier) is None:
+                self._unregister(name)
+        for name in list(self._owners):
+            if name not in self._configured and name not in self._registered:
+                del self._owners[name]
+        for speaker in self._speakers.values():
+            if speaker.connected:
+                for claim in speaker.claims.values():
+                    self._claim(speaker, claim, now)
+
+    def adopt(self, registered: Iterable[Registered], now: float) -> None:
+        """Take over registered instances from a state file; their owners must come back."""
+        for each in registered:
+            if each.instance.id not in self._configured and self._tier(each.model, each.tier):
+                self._registered[each.instance.id] = each
+                self._lost_at[each.instance.id] = now
+                self.revision += 1
+
+    def expire(self, now: float) -> None:
+        """Remove registered instances whose owner has been gone for too long."""
+        for name, lost_at in list(self._lost_at.items()):
+            owned = self._owners.get(name)
+            if owned is not None and owned.speaker.connected:
+                del self._lost_at[name]
+            elif now - lost_at >= self.forget_after_s:
+                del self._lost_at[name]
+                self._owners.pop(name, None)
+                self._unregister(name)
+
+    def registered(self) -> tuple[Registered, ...]:
+        """Return the registered instances, in order of their names."""
+        return tuple(self._registered[name] for name in sorted(self._registered))
+
+    def conflicts(self) -> tuple[Conflict, ...]:
+        """Return the instances that more than one agent claims now."""
+        return tuple(self._conflicts[name] for name in sorted(self._conflicts))
+
+    def speakers(self) -> Iterator[Speaker]:
+        """Yield the newest stream of every agent."""
+        yield from self._speakers.values()
+
+    def owner(self, instance: InstanceId) -> str | None:
+        """Return the name of the agent that owns an instance."""
+        owned = self._owners.get(instance)
+        return owned.speaker.hello.agent if owned else None
+
+    def _holds(self, speaker: Speaker, now: float) -> bool:
+        if speaker.connected:
+            return True
+        return not speaker.was_clean and now - speaker.closed_at < self.release_after_s
+
+    def _inherit(self, before: Speaker, speaker: Speaker) -> None:
+        same_run = before.hello.epoch == speaker.hello.epoch
+        for name, owned in list(self._owners.items()):
+            if owned.speaker is not before:
+                continue
+            if name in speaker.claims:
+                owned.speaker = speaker
+                owned.sequence = owned.sequence if same_run else 0
+            else:
+                del self._owners[name]
+                self._unregister(name)
+        for name, conflict in list(self._conflicts.items()):
+            if conflict.claimant == speaker.hello.agent and name not in speaker.claims:
+                del self._conflicts[name]
+
+    def _admit_stranger(self, speaker: Speaker, instance: InstanceId, now: float) -> Refused | None:
+        if self._speakers.get(speaker.hello.agent) is not speaker:
+            reason = f"a newer stream of agent {speaker.hello.agent} is known"
+            return Refused("", Code.STALE_EPOCH, reason)
+        claim = speaker.claims.get(instance)
+        if claim is None:
+            return Refused(instance, Code.UNKNOWN_INSTANCE, "the hello did not claim it")
+        return self._claim(speaker, claim, now)
+
+    def _claim(self, speaker: Speaker, claim: Claim, now: float) -> Refused | None:
+        owned = self._owners.get(claim.name)
+        if owned is not None and owned.speaker is not speaker and self._holds(owned.speaker, now):
+            owner = owned.speaker.hello.agent
+            if claim.name not in self._conflicts:
+                self._conflicts[claim.name] = Conflict(
+                    instance=claim.name, owner=owner, claimant=speaker.hello.agent, since=now
+                )
+            reason = f"agent {owner} owns it; one instance has one agent"
+            return Refused(claim.name, Code.OWNED_BY_ANOTHER_AGENT, reason)
+        if claim.name not in self._configured:
+            refusal = self._register(claim)
+            if refusal is not None:
+                return refusal
+        if owned is None or owned.speaker is not speaker:
+            self._owners[claim.name] = _Ownership(speaker)
+        self._lost_at.pop(claim.name, None)
+        self._conflicts.pop(claim.name, None)
+        return None
+
+    def _register(self, claim: Claim) -> Refused | None:
+        tier = self._tier(ModelName(claim.model), TierName(claim.tier))
+        if tier is None:
+            where = f"model {claim.model!r} has no tier {claim.tier!r} that discovers instances"
+            reason = where if claim.model or claim.tier else "the configuration does not list it"
+            return Refused(claim.name, Code.UNKNOWN_INSTANCE, reason)
+        try:
+            host, port = parse_address(claim.address)
+        except ValueError as error:
+            reason = f"address {claim.address!r} is not ip:port: {error}"
+            return Refused(claim.name, Code.BAD_MESSAGE, reason)
+        instance = Instance(id=claim.name, host=host, port=port, capacity=claim.capacity)
+        others = [
+            *self._configured.values(),
+            *(each.instance for each in self._registered.values()),
+        ]
+        for other in others:
+            if other.id != instance.id and (other.host, other.port) == (host, port):
+                reason = f"address {claim.address} belongs to instance {other.id}"
+                return Refused(claim.name, Code.BAD_MESSAGE, reason)
+        entry = Registered(
+            model=ModelName(claim.model), tier=TierName(claim.tier), instance=instance
+        )
+        if self._registered.get(claim.name) != entry:
+            self._registered[claim.name] = entry
+            self.revision += 1
+        return None
+
+    def _unregister(self, name: InstanceId) -> None:
+        if self._registered.pop(name, None) is not None:
+            self.revision += 1
+
+    def _tier(self, model: ModelName, tier: TierName) -> Tier | None:
+        for each in self.topology.models:
+            if each.name == model:
+                return next((one for one in each.tiers if one.name == tier and one.discovers), None)
+        return None

@@ -1,0 +1,74 @@
+"""Structured logs: one event per line, named in snake_case past tense.
+
+Every event of the brain is one line under its own name (`instance_down`, `level_changed`, ...); what
+the process itself does is named here.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from typing import Any, TextIO
+
+import structlog
+
+SERVER_STARTED = "server_started"
+SERVER_WARM = "server_warm"
+SERVER_STOPPING = "server_stopping"
+SERVER_STOPPED = "server_stopped"
+CONFIG_RELOADED = "config_reloaded"
+CONFIG_REFUSED = "config_refused"
+SNAPSHOT_PUBLISHED = "snapshot_published"
+PUBLISH_FAILED = "publish_failed"
+EVALUATION_FAILED = "evaluation_failed"
+STATE_RESTORED = "state_restored"
+STATE_UNUSABLE = "state_unusable"
+STATE_WRITE_FAILED = "state_write_failed"
+STATE_WRITE_RECOVERED = "state_write_recovered"
+XDS_NACK_RECEIVED = "xds_nack_received"
+PROXY_DISCONNECTED = "proxy_disconnected"
+SERVER_SETTINGS_CHANGED = "server_settings_changed"
+AGENT_CONNECTED = "agent_connected"
+AGENT_DISCONNECTED = "agent_disconnected"
+TELEMETRY_REFUSED = "telemetry_refused"
+OWNERSHIP_CONFLICT_FOUND = "ownership_conflict_found"
+INSTANCES_REGISTERED = "instances_registered"
+DRAIN_REQUESTED = "drain_requested"
+
+
+def set_up(*, style: str, level: str, stream: TextIO | None = None) -> None:
+    """Configure logging for the process.
+
+    Args:
+        style: `json`, `console`, or `auto` (console on a terminal).
+        level: The least level that is written.
+        stream: Where lines go; standard error by default.
+    """
+    out = stream or sys.stderr
+    as_console = style == "console" or (style == "auto" and out.isatty())
+    renderer: Any = (
+        structlog.dev.ConsoleRenderer(colors=out.isatty())
+        if as_console
+        else structlog.processors.JSONRenderer()
+    )
+    processors: list[Any] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.processors.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+    ]
+    if not as_console:
+        processors.append(structlog.processors.dict_tracebacks)
+    structlog.configure(
+        processors=[*processors, renderer],
+        wrapper_class=structlog.make_filtering_bound_logger(
+            logging.getLevelNamesMapping()[level.upper()]
+        ),
+        logger_factory=structlog.PrintLoggerFactory(out),
+        cache_logger_on_first_use=False,
+    )
+
+
+def get(name: str) -> structlog.typing.FilteringBoundLogger:
+    """Return a logger that names the part of the process it speaks for."""
+    logger: structlog.typing.FilteringBoundLogger = structlog.get_logger().bind(part=name)
+    return logger

@@ -1,0 +1,112 @@
+"""The last plan on disk, so that a restarted server continues where it stopped.
+
+Written atomically (a reader sees the old or the new file, never half of one) and rarely; a disk that
+is full or gone costs a warning and nothing else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import tempfile
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from xds_server.core.model import Instance, InstanceId, ModelName, TierName
+from xds_server.registered import Registered
+
+FORMAT = 1
+NAME = "plan.json"
+
+
+class StateError(Exception):
+    """The file is there and cannot be used; the text says why."""
+
+
+class StateFile:
+    """One JSON file in the state directory."""
+
+    def __init__(self, directory: Path) -> None:
+        self.path = directory / NAME
+
+    def read(self) -> dict[str, Any] | None:
+        """Return what was written last; None if nothing ever was.
+
+        Raises:
+            StateError: The file cannot be read or is not one of ours.
+        """
+        try:
+            text = self.path.read_text(encoding="utf-8")
+        except FileNotFoundError:
+            return None
+        except (OSError, UnicodeDecodeError) as error:
+            raise StateError(f"cannot be read: {error}") from error
+        try:
+            data = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise StateError(f"is not JSON: {error}") from error
+        if not isinstance(data, dict) or data.get("format") != FORMAT:
+            found = data.get("format") if isinstance(data, dict) else type(data).__name__
+            raise StateError(f"has format {found!r}; this version reads {FORMAT}")
+        return data
+
+    def write(self, data: Mapping[str, Any]) -> None:
+        """Replace the file.
+
+        Raises:
+            OSError: The disk did not take it; the file is as before.
+        """
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        text = json.dumps({"format": FORMAT, **data}, separators=(",", ":"))
+        handle, name = tempfile.mkstemp(dir=self.path.parent, prefix=f".{NAME}.")
+        try:
+            with os.fdopen(handle, "w", encoding="utf-8") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+            Path(name).replace(self.path)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                Path(name).unlink()
+            raise
+
+
+def dump_registered(registered: Iterable[Registered]) -> list[dict[str, Any]]:
+    """Write registered instances as plain JSON values."""
+    return [
+        {
+            "model": each.model,
+            "tier": each.tier,
+            "name": each.instance.id,
+            "host": each.instance.host,
+            "port": each.instance.port,
+            "capacity": each.instance.capacity,
+        }
+        for each in registered
+    ]
+
+
+def load_registered(rows: Any) -> list[Registered]:
+    """Read what `dump_registered` wrote.
+
+    Raises:
+        StateError: It is something else.
+    """
+    try:
+        return [
+            Registered(
+                model=ModelName(row["model"]),
+                tier=TierName(row["tier"]),
+                instance=Instance(
+                    id=InstanceId(row["name"]),
+                    host=row["host"],
+                    port=int(row["port"]),
+                    capacity=row["capacity"],
+                ),
+            )
+            for row in rows
+        ]
+    except (KeyError, TypeError, ValueError) as error:
+        raise StateError(f"has broken registered instances: {error!r}") from error
