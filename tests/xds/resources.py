@@ -8,6 +8,8 @@ from envoy.config.cluster.v3 import cluster_pb2
 from envoy.config.endpoint.v3 import endpoint_pb2
 from envoy.config.listener.v3 import listener_pb2
 from envoy.config.route.v3 import route_pb2
+from envoy.extensions.filters.http.router.v3 import router_pb2  # noqa: F401  (by name below)
+from envoy.extensions.filters.network.http_connection_manager.v3 import http_connection_manager_pb2
 from google.protobuf.json_format import ParseDict
 
 from xds_server.resources.snapshot import (
@@ -95,6 +97,31 @@ def route(name: str, weights: Mapping[str, int], *, needs: Iterable[str] | None 
 def listener(name: str, *, stat_prefix: str = "x") -> Resource:
     """A listener by name only: enough for everybody but a real Envoy."""
     message = ParseDict({"name": name, "stat_prefix": stat_prefix}, listener_pb2.Listener())
+    return Resource.of(name, message.SerializeToString(deterministic=True))
+
+
+def http_listener(name: str, route_name: str, *, config_source: Mapping = ADS) -> Resource:
+    """A listener that a real Envoy opens, on a port of its choice, with its routes by RDS."""
+    manager = ParseDict(
+        {
+            "stat_prefix": name,
+            "rds": {"route_config_name": route_name, "config_source": config_source},
+            "http_filters": [
+                {
+                    "name": "router",
+                    "typed_config": {
+                        "@type": "type.googleapis.com/envoy.extensions.filters.http.router.v3.Router"
+                    },
+                }
+            ],
+        },
+        http_connection_manager_pb2.HttpConnectionManager(),
+    )
+    message = listener_pb2.Listener(name=name)
+    message.address.socket_address.address = "127.0.0.1"
+    message.address.socket_address.port_value = 0
+    chain = message.filter_chains.add().filters.add(name="http")
+    chain.typed_config.Pack(manager)
     return Resource.of(name, message.SerializeToString(deterministic=True))
 
 

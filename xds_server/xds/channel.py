@@ -38,6 +38,11 @@ class Channel:
     """Names to strike from `held` when the pending response is settled."""
     asked: frozenset[str] = NONE
     rejected: frozenset[Rejection] = NO_REJECTIONS
+    suspects: tuple[frozenset[Rejection], ...] = ()
+    """Groups of rejected resources of which perhaps only some are bad: tried again one by one."""
+    trial: frozenset[Rejection] = NO_REJECTIONS
+    """The group that is tried by the pending response."""
+    retry_at: float = 0.0
     fresh: bool = True
     settled: str | None = None
     """Version of the type in the snapshot for which nothing is left to send."""
@@ -50,4 +55,7 @@ class Channel:
     sent_at: float = 0.0
     acked_version: str = ""
     acked_at: float = 0.0
+    lag_s: float | None = None
+    """From sending to acceptance of the last accepted response."""
+    nacks: int = 0
     refusal: Refusal | None = None

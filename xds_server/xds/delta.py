@@ -93,4 +93,4 @@ class DeltaSession:
         channel.subscription = new
         self._exchange.forget(channel, touched)
         channel.asked = frozenset(each for each in channel.asked | touched if new.wants(each))
-        channel.rejected = frozenset(each for each in channel.rejected if each[0] not in touched)
+        self._exchange.pardon(channel, touched)

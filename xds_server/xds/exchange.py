@@ -22,14 +22,19 @@ from xds_server.resources.snapshot import (
     Snapshot,
     TypeSnapshot,
 )
-from xds_server.xds.answer import Protocol, Question
+from xds_server.xds.answer import Protocol, Question, Rejection
 from xds_server.xds.blame import culprits
-from xds_server.xds.channel import NONE, Channel, Refusal
+from xds_server.xds.channel import NO_REJECTIONS, NONE, Channel, Refusal
 from xds_server.xds.rendered import Rendered, Response
 from xds_server.xds.subscription import FULL_STATE
+from xds_server.xds.view import View
 
 GATE_S = 2.0
 """How long a route waits for the CDS ACK, seconds: Envoy ACKs within 12 ms when its CLAs came along."""
+
+RETRY_S = 5.0
+"""Pause after a NACK before suspects are tried again, seconds: a client that refuses everything is asked
+at a pace that costs nothing."""
 
 _NAMES_CLUSTERS = (LISTENER, ROUTE)
 
@@ -52,28 +57,47 @@ class Exchange:
         response = channel.pending
         if response is None:
             return
-        channel.pending = None
-        channel.held = self._rendered.without(response.view, channel.forgotten)
-        channel.forgotten = NONE
         channel.acked_version = response.version
         channel.acked_at = now
+        channel.lag_s = now - channel.sent_at
+        if channel.trial:
+            channel.trial = NO_REJECTIONS
+            channel.retry_at = now
         if not channel.rejected:
             channel.refusal = None
+        self._settle(channel, response.view)
 
     def nack(self, channel: Channel, error: str, now: float) -> Refusal | None:
-        """Take the pending response as refused: blame resources and never send them again as they are."""
+        """Take the pending response as refused.
+
+        What is to blame is never sent again as it is; the client keeps what it had of it, everything else
+        goes out (R11, and the resource that is bad does not stop the others). A text that names nothing
+        puts all changes under suspicion: they are tried again in halves, each half after a pause.
+        """
         response = channel.pending
         if response is None:
             return None
-        channel.pending = None
         changed = {name: response.view.held[name].version for name in response.changed}
         names = culprits(error, changed)
-        channel.rejected = channel.rejected | {(name, changed[name]) for name in names}
-        channel.held = self._rendered.without(channel.held, channel.forgotten)
-        channel.forgotten = NONE
-        channel.settled = None
+        suspicious = not names and len(changed) > 1
+        names = names or frozenset(changed)
+        rejections = frozenset((name, changed[name]) for name in names)
+        channel.rejected |= rejections
+        channel.trial = NO_REJECTIONS
+        channel.retry_at = now + RETRY_S
+        if suspicious:
+            channel.suspects = (*_halves(rejections), *channel.suspects)
+        channel.nacks += 1
         channel.refusal = Refusal(response.version, error, names, now)
+        # A refused response without new content was a mere removal: asking again would change nothing.
+        self._settle(channel, channel.held if changed else response.view)
+        channel.settled = None
         return channel.refusal
+
+    def _settle(self, channel: Channel, held: View) -> None:
+        channel.pending = None
+        channel.held = self._rendered.without(held, channel.forgotten)
+        channel.forgotten = NONE
 
     def forget(self, channel: Channel, names: frozenset[str]) -> None:
         """Take the names as not held by the client: what is there of them is sent again."""
@@ -91,13 +115,26 @@ class Exchange:
         self.snapshot = snapshot
         for channel in self.channels.values():
             if channel.rejected:
-                resources = snapshot.of_type(channel.type_url).resources
-                channel.rejected = frozenset(
-                    (name, version)
-                    for name, version in channel.rejected
-                    if name in resources and resources[name].version == version
+                current = snapshot.of_type(channel.type_url).resources
+                self._pardon(
+                    channel,
+                    frozenset(
+                        (name, version)
+                        for name, version in channel.rejected
+                        if name not in current or current[name].version != version
+                    ),
                 )
-                channel.settled = None
+
+    def pardon(self, channel: Channel, names: frozenset[str]) -> None:
+        """Forget that resources of these names were refused."""
+        if channel.rejected:
+            self._pardon(channel, frozenset(each for each in channel.rejected if each[0] in names))
+
+    def _pardon(self, channel: Channel, rejections: frozenset[Rejection]) -> None:
+        channel.rejected -= rejections
+        left = (group - rejections for group in channel.suspects)
+        channel.suspects = tuple(group for group in left if group)
+        channel.settled = None
 
     def advance(self, now: float) -> list[Response]:
         """Return all responses that may go out now, in push order."""
@@ -111,20 +148,34 @@ class Exchange:
             if channel is None or channel.pending is not None:
                 continue
             current = snapshot.of_type(type_url)
-            if channel.settled == current.version:
+            if channel.settled == current.version and not channel.suspects:
                 continue
             response = self._next(channel, current, now)
+            while response is None and self._try_suspects(channel, now):
+                response = self._next(channel, current, now)
             if response is not None:
                 self._sent(channel, response, now)
                 responses.append(response)
         return responses
+
+    def _try_suspects(self, channel: Channel, now: float) -> bool:
+        """Put the next group of suspects on trial, when its time has come."""
+        if not channel.suspects:
+            return False
+        if now < channel.retry_at:
+            self._wake(channel.retry_at)
+            return False
+        channel.trial, *rest = channel.suspects
+        channel.suspects = tuple(rest)
+        channel.rejected -= channel.trial
+        return True
 
     def _next(self, channel: Channel, current: TypeSnapshot, now: float) -> Response | None:
         type_url = channel.type_url
         blocked = self._blocked(current, channel, now) if type_url in _NAMES_CLUSTERS else NONE
         if blocked and self._protocol is Protocol.SOTW and type_url in FULL_STATE:
             return None  # A listener that is left out would be removed: the whole type waits.
-        retained = self._retained(current, channel, now) if type_url == CLUSTER else NONE
+        retained = self._retained(current, channel, now)
         question = Question(
             protocol=self._protocol,
             type_url=type_url,
@@ -141,6 +192,8 @@ class Exchange:
         channel.settled = None if blocked or retained else current.version
         if response is None:
             channel.asked = NONE
+            if not channel.rejected:
+                channel.refusal = None
         return response
 
     def _sent(self, channel: Channel, response: Response, now: float) -> None:
@@ -151,7 +204,10 @@ class Exchange:
         channel.fresh = False
         channel.sent_version = response.version
         channel.sent_at = now
-        if channel.type_url == CLUSTER and response.changed:
+        clusters = self.channels.get(CLUSTER)
+        if channel.type_url in _NAMES_CLUSTERS and clusters and clusters.settled is None:
+            self._wake(now + GATE_S)  # Clusters may be waiting for this response to be ACKed.
+        if channel is clusters and response.changed:
             endpoints = self.channels.get(ENDPOINT)
             if endpoints is not None:
                 self.forget(endpoints, response.changed)
@@ -162,7 +218,10 @@ class Exchange:
         clusters = self.channels.get(CLUSTER)
         if clusters is None or not clusters.subscription.wildcard or self.snapshot is None:
             return NONE
-        coming = self.snapshot.of_type(CLUSTER).resources
+        known = self.snapshot.of_type(CLUSTER)
+        if clusters.settled == known.version and not (clusters.pending or clusters.rejected):
+            return NONE
+        coming = known.resources
         accepted = clusters.held.held
         if clusters.pending is not None and now >= clusters.sent_at + GATE_S:
             accepted = clusters.pending.view.held
@@ -178,24 +237,48 @@ class Exchange:
         return frozenset(names)
 
     def _retained(self, current: TypeSnapshot, channel: Channel, now: float) -> frozenset[str]:
-        """Return the clusters that left the snapshot but are still named by what the client holds."""
+        """Return the names that left the snapshot but are still in use by the client."""
+        delta = self._protocol is Protocol.DELTA
+        if channel.type_url != CLUSTER and not (delta and channel.type_url == ENDPOINT):
+            return NONE
         leaving = channel.held.held.keys() - current.resources.keys()
         if not leaving:
             return NONE
-        named: set[str] = set()
+        if channel.type_url == CLUSTER:
+            return frozenset(leaving & self._referred(now))
+        return frozenset(leaving & self._leaving_clusters())
+
+    def _referred(self, now: float) -> set[str]:
+        """Return the clusters named by routes and listeners that the client has or may have."""
+        names: set[str] = set()
         for type_url in _NAMES_CLUSTERS:
-            other = self.channels.get(type_url)
-            if other is None:
+            channel = self.channels.get(type_url)
+            if channel is None:
                 continue
-            if other.pending is None:
-                named |= other.held.needs
+            if channel.pending is None:
+                names |= channel.held.needs
                 continue
-            named |= other.pending.view.needs
-            if now < other.sent_at + GATE_S:
-                named |= other.held.needs
-                self._wake(other.sent_at + GATE_S)
-        return frozenset(leaving & named)
+            names |= channel.pending.view.needs
+            if now < channel.sent_at + GATE_S:
+                names |= channel.held.needs
+                self._wake(channel.sent_at + GATE_S)
+        return names
+
+    def _leaving_clusters(self) -> frozenset[str]:
+        """Return the clusters that leave the snapshot and are still there at the client."""
+        clusters = self.channels.get(CLUSTER)
+        if clusters is None or self.snapshot is None:
+            return NONE
+        return frozenset(
+            clusters.held.held.keys() - self.snapshot.of_type(CLUSTER).resources.keys()
+        )
 
     def _wake(self, at: float) -> None:
         if self.deadline is None or at < self.deadline:
             self.deadline = at
+
+
+def _halves(group: frozenset[Rejection]) -> tuple[frozenset[Rejection], frozenset[Rejection]]:
+    ordered = sorted(group)
+    middle = len(ordered) // 2
+    return frozenset(ordered[:middle]), frozenset(ordered[middle:])

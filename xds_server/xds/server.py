@@ -94,7 +94,7 @@ class XdsServer:
         now = asyncio.get_running_loop().time()
         streams = [each for group in self._groups.values() for each in group]
         streams.sort(key=lambda each: each.opened_at)
-        return [status_of(each, self._cache, now) for each in streams]
+        return [status_of(each, now) for each in streams]
 
     async def _serve(
         self, _requests: Any, context: Any, *, protocol: Protocol, only: str | None

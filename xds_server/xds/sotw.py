@@ -58,6 +58,7 @@ class SotwSession:
             channel.subscription, request.names, type_url=request.type_url
         )
         if subscription is not channel.subscription:
+            channel.warming = NONE
             self._subscribe(channel, subscription)
         elif repeated and channel.warming:
             # Envoy asks again for the endpoints of clusters that CDS changed: same names, version, nonce.
@@ -92,4 +93,4 @@ class SotwSession:
         touched = old.names ^ new.names
         self._exchange.forget(channel, touched)
         channel.asked = (channel.asked | (new.names - old.names)) & new.names
-        channel.rejected = frozenset(each for each in channel.rejected if each[0] not in touched)
+        self._exchange.pardon(channel, touched)

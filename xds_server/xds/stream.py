@@ -54,7 +54,7 @@ class Stream:
     """A client's stream from its first request to its end."""
 
     __slots__ = (
-        "_context", "_loop", "_observer", "_only", "_outbox", "_parse", "_timer", "_writer",
+        "_context", "_loop", "_observer", "_only", "_outbox", "_parse", "_reader", "_timer", "_writer",
         "opened_at", "protocol", "proxy", "session",
     )  # fmt: skip
 
@@ -75,6 +75,7 @@ class Stream:
         self._outbox: list[Response] = []
         self._timer: asyncio.TimerHandle | None = None
         self._writer: asyncio.Task[None] | None = None
+        self._reader: asyncio.Task[None] | None = None
         self.opened_at = self._loop.time()
         self.protocol = protocol
         self.proxy: Proxy | None = None
@@ -88,6 +89,7 @@ class Stream:
         Args:
             joined: Called once, when the proxy is known; returns the snapshot of its group, if any.
         """
+        self._reader = asyncio.current_task()
         while (raw := await self._context.read()) is not grpc.aio.EOF:
             try:
                 request = self._parse(raw)
@@ -149,13 +151,20 @@ class Stream:
     async def _write(self) -> None:
         context, outbox = self._context, self._outbox
         assert self.proxy is not None
-        while outbox:
-            response = outbox.pop(0)
-            await context.write(response.body)
-            self._observer.response_sent(
-                proxy=self.proxy, type_url=response.type_url, size_bytes=len(response.body)
-            )
-        self._writer = None
+        try:
+            while outbox:
+                response = outbox.pop(0)
+                await context.write(response.body)
+                self._observer.response_sent(
+                    proxy=self.proxy, type_url=response.type_url, size_bytes=len(response.body)
+                )
+        except Exception:  # noqa: BLE001  (grpc raises several kinds when the client is gone)
+            # What was not written will never be ACKed: better no stream than one that waits for ever.
+            self._outbox.clear()
+            if self._reader is not None:
+                self._reader.cancel()
+        finally:
+            self._writer = None
 
     def _set_timer(self) -> None:
         deadline = self.session.deadline

@@ -11,7 +11,6 @@ from xds_server.xds.channel import Channel
 from xds_server.xds.node import Proxy
 
 if TYPE_CHECKING:
-    from xds_server.xds.cache import SnapshotCache
     from xds_server.xds.stream import Stream
 
 
@@ -39,7 +38,9 @@ class TypeStatus:
     sent_age_s: float | None
     acked_age_s: float | None
     lag_s: float | None
-    """From sending to acceptance of the newest response; while it is under way, its age."""
+    """From sending to acceptance of the last accepted response; while one is under way, its age."""
+    nacks: int
+    """Responses refused on this stream."""
     error: str
     """Text of the last NACK, until everything is accepted again."""
     error_version: str
@@ -61,10 +62,9 @@ class ProxyStatus:
     types: tuple[TypeStatus, ...]
 
 
-def status_of(stream: Stream, cache: SnapshotCache, now: float) -> ProxyStatus:
+def status_of(stream: Stream, now: float) -> ProxyStatus:
     """Describe a stream whose proxy is known; `now` is the loop's time."""
     assert stream.proxy is not None
-    del cache
     channels = stream.session.channels.values()
     types = tuple(_type_status(channel, now) for channel in channels)
     return ProxyStatus(stream.proxy, stream.protocol, now - stream.opened_at, types)
@@ -73,10 +73,7 @@ def status_of(stream: Stream, cache: SnapshotCache, now: float) -> ProxyStatus:
 def _type_status(channel: Channel, now: float) -> TypeStatus:
     refusal = channel.refusal
     sent = not channel.fresh
-    if channel.pending is not None:
-        lag: float | None = now - channel.sent_at
-    else:
-        lag = channel.acked_at - channel.sent_at if channel.acked_version else None
+    lag = channel.lag_s if channel.pending is None else now - channel.sent_at
     return TypeStatus(
         type_url=channel.type_url,
         state=_state(channel),
@@ -85,6 +82,7 @@ def _type_status(channel: Channel, now: float) -> TypeStatus:
         sent_age_s=now - channel.sent_at if sent else None,
         acked_age_s=now - channel.acked_at if channel.acked_version else None,
         lag_s=lag,
+        nacks=channel.nacks,
         error=refusal.error if refusal else "",
         error_version=refusal.version if refusal else "",
         error_names=tuple(sorted(refusal.names)) if refusal else (),
