@@ -45,7 +45,7 @@ async def _main(given: argparse.Namespace) -> int:
         try:
             return await perform(console, seconds=given.seconds, keep=given.keep)
         except DemoError as error:
-            console.print(f"The demo cannot go on: {error}", markup=False, highlight=False)
+            print(f"The demo cannot go on: {error}", file=sys.stderr)
             return 1
 
 

@@ -32,7 +32,7 @@ from demo.play import (
 )
 from demo.report import Phase, effect_table, outcome_table, rows, tier_of
 from demo.scene import Scene
-from demo.stage import Stage, build
+from demo.stage import Stage, build, envoy_binary
 from demo.story import Marks, effects
 from demo.watch import LastAttempt, Watch
 
@@ -181,26 +181,31 @@ async def perform(console: Console, *, seconds: float, keep: bool) -> int:
     Raises:
         DemoError: the stage cannot be built, or a process of it died.
     """
+    envoy = envoy_binary()
     directory = Path(tempfile.mkdtemp(prefix="gpu-xds-demo-"))
     is_good = False
     try:
         async with Children(directory) as children, aiohttp.ClientSession() as session:
-            stage = await build(children, session, directory)
-            console.print(stage.gpu_note + ".")
+            stage = await build(children, session, directory, envoy=envoy)
+            _say(console, stage.gpu_note + ".")
             faults = await _perform_on(stage, children, session, console, seconds)
         is_good = not faults
         for fault in faults[:20]:
-            console.print(fault, markup=False, highlight=False)
+            _say(console, fault)
         if len(faults) > 20:
-            console.print(f"... and {len(faults) - 20} more")
+            _say(console, f"... and {len(faults) - 20} more")
     finally:
         if is_good and not keep:
             shutil.rmtree(directory)
         else:
-            console.print(f"Logs and configurations are in {directory}", highlight=False)
+            _say(console, f"Logs and configurations are in {directory}")
     if is_good:
-        console.print("No client saw a failed request.")
+        _say(console, "No client saw a failed request.")
     return 0 if is_good else 1
+
+
+def _say(console: Console, sentence: str) -> None:
+    console.print(sentence, markup=False, highlight=False, soft_wrap=True)
 
 
 async def _perform_on(

@@ -56,13 +56,14 @@ def envoy_binary() -> Path:
     return path
 
 
-async def build(children: Children, session: aiohttp.ClientSession, directory: Path) -> Stage:
+async def build(
+    children: Children, session: aiohttp.ClientSession, directory: Path, *, envoy: Path
+) -> Stage:
     """Start everything and return when both Envoys serve.
 
     Raises:
         DemoError: something did not start; the message says what and where its log is.
     """
-    envoy = envoy_binary()
     stub, gpu_note = await nvml_stub(directory)
     engines = await asyncio.gather(
         *(_start_engine(children, part, directory, has_gpu=stub is not None) for part in PARTS)
