@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import importlib
 from datetime import timedelta
+from functools import cached_property
 from types import ModuleType
 from typing import Any, TypeVar
 
@@ -24,6 +25,7 @@ from envoy.config.route.v3.route_pb2 import RouteConfiguration
 from google.protobuf.message import Message
 
 __all__ = [
+    "UINT32_MAX",
     "Cluster",
     "ClusterLoadAssignment",
     "LbEndpoint",
@@ -35,6 +37,8 @@ __all__ = [
     "WeightedCluster",
     "duration",
     "pack",
+    "parse",
+    "parse_any",
     "serialize",
     "to_upb",
     "typed",
@@ -83,6 +87,17 @@ class _Typed:
         setattr(self, name, module)
         return module
 
+    @cached_property
+    def Message(self) -> Any:  # noqa: N802 - it is a class
+        """The base class of every typed message."""
+        return importlib.import_module("betterproto2").Message
+
+    def load(self) -> Any:
+        """Import every module that is authored with, and return the registry of their messages."""
+        for name in self._MODULES:
+            getattr(self, name)
+        return importlib.import_module("envoy_data_plane.message_pool").default_message_pool
+
 
 typed: Any = _Typed()
 """Entry to the typed messages: `typed.cluster.Cluster(...)`."""
@@ -101,6 +116,20 @@ def serialize(message: Message) -> bytes:
 def pack(message: Any) -> Any:
     """Wrap a typed message in an Any."""
     return typed.protobuf.Any.pack(message)
+
+
+def parse(type_url: str, body: bytes) -> Any:
+    """Decode bytes into a typed message, or None if no message of that name is authored here.
+
+    Slow (about half a millisecond per message): for people's eyes, never on the way to a proxy.
+    """
+    kind = typed.load().url_to_type.get(type_url)
+    return None if kind is None else kind.parse(body)
+
+
+def parse_any(value: Any) -> Any:
+    """Decode what a typed Any holds, or None if it is of an unknown type."""
+    return parse(value.type_url, value.value)
 
 
 def duration(seconds: float) -> timedelta:
