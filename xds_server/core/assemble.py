@@ -9,9 +9,10 @@ from typing import NamedTuple
 from xds_server.core import events, faults, instance, publish, spill
 from xds_server.core import tier as tiers
 from xds_server.core.levels import LevelTrack
-from xds_server.core.model import Instance, InstanceId, Model, Topology
-from xds_server.core.plan import Event
+from xds_server.core.model import Instance, InstanceId, Model, TierName, Topology
+from xds_server.core.plan import Event, ModelPlan
 from xds_server.core.policy import Policy
+from xds_server.core.spill import SpillState
 from xds_server.core.state import FleetState, InstanceState, ModelState, TierState
 
 
@@ -21,6 +22,19 @@ class Place(NamedTuple):
     id: InstanceId
     host: str
     port: int
+
+
+class Seed(NamedTuple):
+    """What goes on of a model besides its instances."""
+
+    corrections: Mapping[InstanceId, float]
+    levels: Mapping[TierName, LevelTrack]
+    frozen_since: Mapping[TierName, float]
+    spill: SpillState | None
+    plan: ModelPlan | None
+
+
+NOTHING = Seed({}, {}, {}, None, None)
 
 
 def initial_state(topology: Topology, policy: Policy, now: float) -> FleetState:
@@ -35,10 +49,10 @@ def initial_state(topology: Topology, policy: Policy, now: float) -> FleetState:
         A state whose plan is the static one: capacity weights, everything to the first tier.
     """
     models = tuple(
-        _start(model, policy, now, known={}, newcomer=lambda _: faults.present(now), before=None)
+        build(model, policy, now, known={}, newcomer=lambda _: faults.present(now), seed=NOTHING)
         for model in topology.models
     )
-    return _fleet(topology, models, started_at=now, pending=())
+    return fleet(topology, models, started_at=now, pending=())
 
 
 def retarget(state: FleetState, topology: Topology, policy: Policy, now: float) -> FleetState:
@@ -54,7 +68,7 @@ def retarget(state: FleetState, topology: Topology, policy: Policy, now: float) 
         The new state. An instance is the same one when its id and address are; any other one ramps,
         unless the control plane itself has only just started (`RecoveryPolicy.startup_s`).
     """
-    known = {_place(s.instance): s for _, _, s in _all(state.models)}
+    known = {place(s.instance): s for _, _, s in _all(state.models)}
     is_starting = now < state.started_at + policy.recovery.startup_s
 
     def newcomer(instance_id: InstanceId) -> faults.Track:
@@ -64,66 +78,69 @@ def retarget(state: FleetState, topology: Topology, policy: Policy, now: float) 
 
     before = {model.model.name: model for model in state.models}
     models = tuple(
-        _start(model, policy, now, known=known, newcomer=newcomer, before=before.get(model.name))
+        build(
+            model,
+            policy,
+            now,
+            known=known,
+            newcomer=newcomer,
+            seed=_seed(before.get(model.name), model),
+        )
         for model in topology.models
     )
-    kept = {_place(s.instance) for _, _, s in _all(models)}
+    kept = {place(s.instance) for _, _, s in _all(models)}
     pending = list(state.pending)
     for model, tier, s in _all(models):
-        if _place(s.instance) not in known:
+        if place(s.instance) not in known:
             pending.append(events.joined(model.model.name, tier.tier.name, s))
     for model, tier, s in _all(state.models):
-        if _place(s.instance) not in kept:
+        if place(s.instance) not in kept:
             pending.append(events.left(model.model.name, tier.tier.name, s))
-    return _fleet(topology, models, started_at=state.started_at, pending=tuple(pending))
+    return fleet(topology, models, started_at=state.started_at, pending=tuple(pending))
 
 
-def _start(
+def build(
     model: Model,
     policy: Policy,
     now: float,
     *,
     known: Mapping[Place, InstanceState],
     newcomer: Callable[[InstanceId], faults.Track],
-    before: ModelState | None,
+    seed: Seed,
 ) -> ModelState:
-    """Build a model's state from what is known about its instances, and its first plan."""
-    corrections = {
-        s.instance.id: correction
-        for tier in (() if before is None else before.tiers)
-        for s, correction in zip(tier.instances, tier.corrections, strict=True)
-    }
-    old_tiers = {tier.tier.name: tier for tier in (() if before is None else before.tiers)}
+    """Build a model's state from what is known about its instances, and its plan.
+
+    Args:
+        model: The model as configured.
+        policy: The thresholds.
+        now: Monotonic seconds.
+        known: The states of instances that go on.
+        newcomer: Makes the track of any other instance.
+        seed: What else goes on.
+
+    Returns:
+        A state whose plan fits it.
+    """
     steps = []
     for tier in model.tiers:
         instances = tuple(
             _survivor(i, policy, now, known=known, newcomer=newcomer) for i in tier.instances
         )
-        old = old_tiers.get(tier.name)
         state = TierState(
             tier=tier,
             instances=instances,
-            corrections=tuple(corrections.get(s.instance.id, 1.0) for s in instances),
+            corrections=tuple(seed.corrections.get(s.instance.id, 1.0) for s in instances),
             easing=frozenset(),
             eased_at=now,
-            level=LevelTrack() if old is None else old.level,
-            frozen_since=None if old is None else old.frozen_since,
+            level=seed.levels.get(tier.name, LevelTrack()),
+            frozen_since=seed.frozen_since.get(tier.name),
         )
         steps.append(tiers.step(state, set(range(len(instances))), policy, now))
-    same_chain = before is not None and [t.tier.name for t in before.tiers] == [
-        t.name for t in model.tiers
-    ]
-    spilled = spill.initial(len(steps)) if before is None or not same_chain else before.spill
+    spilled = seed.spill or spill.initial(len(steps))
     spilled, shares, again_at = spill.step(
         spilled, [step.reading for step in steps], policy.spill, now
     )
-    plan = publish.model_plan(
-        before.plan if before is not None and same_chain else None,
-        model.name,
-        steps,
-        shares,
-        policy.weights,
-    )
+    plan = publish.model_plan(seed.plan, model.name, steps, shares, policy.weights)
     due = min([step.deadline for step in steps], default=inf)
     return ModelState(
         model=model,
@@ -134,13 +151,46 @@ def _start(
     )
 
 
-def _fleet(
+def _seed(before: ModelState | None, after: Model) -> Seed:
+    """Take over what does not belong to one instance."""
+    if before is None:
+        return NOTHING
+    same_chain = [t.tier.name for t in before.tiers] == [t.name for t in after.tiers]
+    return Seed(
+        corrections={
+            s.instance.id: correction
+            for tier in before.tiers
+            for s, correction in zip(tier.instances, tier.corrections, strict=True)
+        },
+        levels={tier.tier.name: tier.level for tier in before.tiers},
+        frozen_since={
+            tier.tier.name: tier.frozen_since
+            for tier in before.tiers
+            if tier.frozen_since is not None
+        },
+        spill=before.spill if same_chain else None,
+        plan=before.plan,
+    )
+
+
+def fleet(
     topology: Topology,
     models: tuple[ModelState, ...],
     *,
     started_at: float,
     pending: tuple[Event, ...],
 ) -> FleetState:
+    """Put models together.
+
+    Args:
+        topology: The fleet as configured.
+        models: The state of every model, in its order.
+        started_at: When the control plane started.
+        pending: What the next evaluation shall report.
+
+    Returns:
+        The state of the fleet.
+    """
     return FleetState(
         topology=topology,
         models=models,
@@ -165,13 +215,14 @@ def _survivor(
     known: Mapping[Place, InstanceState],
     newcomer: Callable[[InstanceId], faults.Track],
 ) -> InstanceState:
-    state = known.get(_place(configured))
+    state = known.get(place(configured))
     if state is None:
         return instance.unseen(configured, newcomer(configured.id), policy)
     return instance.adopt(state, configured, policy, now)
 
 
-def _place(configured: Instance) -> Place:
+def place(configured: Instance) -> Place:
+    """Return what identifies an instance."""
     return Place(configured.id, configured.host, configured.port)
 
 

@@ -54,9 +54,10 @@ def model_plan(
     """
     given = route([s.share for s in shares], [can_serve(step) for step in steps])
     integers = allocate(given, TIER_WEIGHT_TOTAL)
+    old_tiers = {} if old is None else {tier.name: tier for tier in old.tiers}
     plans: list[TierPlan] = []
     for number, (step, share) in enumerate(zip(steps, shares, strict=True)):
-        before = None if old is None else old.tiers[number]
+        before = old_tiers.get(step.state.tier.name)
         instances = _instances(step, () if before is None else before.instances, policy)
         serves = can_serve(step)
         reason = share.reason if serves else _NO_CAPACITY
@@ -83,7 +84,11 @@ def model_plan(
                 instances=instances,
             )
         )
-    if old is not None and all(new is was for new, was in zip(plans, old.tiers, strict=True)):
+    if (
+        old is not None
+        and len(old.tiers) == len(plans)
+        and all(new is was for new, was in zip(plans, old.tiers, strict=True))
+    ):
         return old
     return ModelPlan(name=name, tiers=tuple(plans))
 
@@ -188,29 +193,29 @@ def _instances(
     step: TierStep, old: tuple[InstancePlan, ...], policy: WeightPolicy
 ) -> tuple[InstancePlan, ...]:
     states, integers = step.state.instances, step.weights
+    known: Sequence[InstancePlan | None] = old
+    if [plan.id for plan in old] != [state.instance.id for state in states]:
+        by_id = {plan.id: plan for plan in old}
+        known = [by_id.get(state.instance.id) for state in states]
     ratio = policy.publish_change_ratio
-    if len(old) == len(states):
-        for state, weight, before in zip(states, integers, old, strict=True):
-            published = before.weight
-            if weight != published and abs(weight - published) > ratio * published:
-                break
-            if _is_news(state, before):
-                break
-        else:
-            return old
-    known = {plan.id: plan for plan in old}
+    moved = known is not old
+    news = False
+    for state, weight, before in zip(states, integers, known, strict=True):
+        if before is None or abs(weight - before.weight) > ratio * before.weight:
+            moved = True
+            break
+        if not news and _is_news(state, before):
+            news = True
+    if not moved and not news:
+        return old
     frozen = step.reading.frozen
     easing, corrections, slots = step.state.easing, step.state.corrections, step.slots
     plans: list[InstancePlan] = []
-    for position, state in enumerate(states):
-        weight = integers[position]
-        before_or_none = known.get(state.instance.id)
-        if (
-            before_or_none is not None
-            and before_or_none.weight == weight
-            and not _is_news(state, before_or_none)
-        ):
-            plans.append(before_or_none)
+    for position, (state, before) in enumerate(zip(states, known, strict=True)):
+        # News that moves no weight must not move the others' either: that would be a push.
+        weight = integers[position] if moved or before is None else before.weight
+        if before is not None and before.weight == weight and not _is_news(state, before):
+            plans.append(before)
             continue
         if state.ceiling > 0.0:
             health = EndpointHealth.HEALTHY

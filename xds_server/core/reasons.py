@@ -10,24 +10,32 @@ from xds_server.core.faults import Track
 from xds_server.core.plan import FaultState, Freshness, Reason
 from xds_server.core.state import InstanceState
 
-_CAUSES = {
-    "present_at_start": "it was there when the control plane started",
-    "joined": "it joined the running fleet",
+_NOW = {
     "engine_down": "its engine does not answer",
     "engine_hung": "its engine has running requests but makes no tokens",
     "engine_loading": "its engine is loading the model",
-    "engine_loaded": "its engine has just loaded the model",
     "engine_sleeping": "its engine is asleep",
-    "engine_restarted": "its engine restarted",
+    "engine_restarted": "its engine restarted once more",
     "out_of_memory": "its engine ran out of memory",
-    "gpu_lost": "a GPU of it is lost",
-    "gpu_reset_required": "a GPU of it needs a reset",
+    "gpu_lost": "it lost a GPU",
+    "gpu_reset_required": "its GPU needs a reset",
     "agent_drain": "its agent drains it",
     "operator_drain": "an operator drains it",
+}
+_AFTER = {
+    "joined": "it joined the running fleet",
+    "engine_down": "its engine was down",
+    "engine_hung": "its engine hung",
+    "engine_loaded": "its engine loaded the model",
+    "engine_sleeping": "its engine slept",
+    "engine_restarted": "its engine restarted",
+    "out_of_memory": "its engine ran out of memory",
+    "gpu_lost": "it lost a GPU",
+    "gpu_reset_required": "its GPU needed a reset",
     "undrained": "its drain was taken back",
-    "silent_trial": "it was down and has been silent since",
+    "silent_trial": "it was down and has been silent since: a trial",
     "recovered": "it stayed healthy through every stage",
-    "restored": "the control plane restarted",
+    "present_at_start": "it was there at the start",
 }
 
 BALANCED = "At its tier's mean pressure: the weight of its capacity."
@@ -42,11 +50,6 @@ _THROTTLED = "The hardware throttles its GPU: it gets a part of its capacity."
 _VRAM = "Its GPU memory is short: it gets a part of its capacity."
 
 
-def because(cause: str) -> str:
-    """Return the cause as a clause; an unknown cause reads as itself."""
-    return _CAUSES.get(cause, cause.replace("_", " "))
-
-
 def track_sentence(track: Track, ceiling: float) -> str:
     """Say in one sentence where an instance is and why.
 
@@ -57,17 +60,18 @@ def track_sentence(track: Track, ceiling: float) -> str:
     Returns:
         A sentence, with the agent's or operator's own words where there are any.
     """
-    cause = because(track.cause)
     detail = f" ({track.detail})" if track.detail else ""
+    now = _NOW.get(track.cause, track.cause.replace("_", " ")) + detail
+    after = _AFTER.get(track.cause, track.cause.replace("_", " ")) + detail
     if track.state is FaultState.HEALTHY:
-        return f"All of its capacity, as {cause}{detail}."
+        return f"All of its capacity: {after}."
     if track.is_ramping:
-        return f"{ceiling:.0%} of its capacity for now, as {cause}{detail}."
+        return f"{ceiling:.0%} of its capacity for now: {after}."
     if track.state is FaultState.DRAINING:
-        return f"No new requests, as {cause}{detail}; running ones may finish."
+        return f"No new requests, running ones may finish: {now}."
     if track.state is FaultState.QUARANTINED:
-        return f"Nothing for a while, as it failed too often; at last {cause}{detail}."
-    return f"Nothing, as {cause}{detail}."
+        return f"Nothing for a while, it failed too often; at last {after}."
+    return f"Nothing: {now}."
 
 
 def for_track(track: Track, ceiling: float) -> Reason:
