@@ -32,6 +32,8 @@ from demo.batch import BatchSpec
 from demo.gpu_memory import GpuMemory
 from demo.serving import Serving, ServingSpec
 
+DEFAULT_MODEL = "llama-3-70b"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSpec:
@@ -152,7 +154,7 @@ class Engine:
         """Return what the engine is doing, for scenarios and people."""
         told: dict[str, Any] = {
             "engine": self.spec.serving.name,
-            "model": self.spec.serving.model,
+            "models": self.spec.serving.models,
             "port": self.port,
             "control_port": self.control_port,
             "state": "serving" if self.serving is not None else "dead",
@@ -217,7 +219,9 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> EngineSpec:
     parser.add_argument("--port", type=int, default=0, help="port to serve on; 0 takes a free one")
     parser.add_argument("--control-port", type=int, default=0, help="port for orders, on loopback")
     parser.add_argument("--name", default="engine", help="the instance's name")
-    parser.add_argument("--model", default="llama-3-70b", help="the model it answers to")
+    parser.add_argument(
+        "--model", action="append", help="a model name that it answers to; repeatable"
+    )
     parser.add_argument("--slots", type=int, default=batch.slots, help="requests computed at once")
     parser.add_argument(
         "--kv-tokens", type=int, default=batch.kv_tokens, help="size of the KV cache"
@@ -241,7 +245,7 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> EngineSpec:
     return EngineSpec(
         serving=ServingSpec(
             name=given.name,
-            model=given.model,
+            models=tuple(given.model or [DEFAULT_MODEL]),
             batch=batch,
             queue_limit=given.queue_limit,
             oom_after_full_s=given.oom_after_full_s,

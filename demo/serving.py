@@ -33,8 +33,8 @@ class ServingSpec:
 
     name: str
     """The instance's name, told in every response."""
-    model: str
-    """The only model name it answers to."""
+    models: tuple[str, ...]
+    """Names it answers to, like vLLM's --served-model-name; metrics carry the first."""
     batch: BatchSpec
     queue_limit: int | None = None
     """Requests that may wait; more are answered 503, as vLLM's --max-num-queued-reqs does."""
@@ -149,7 +149,7 @@ class Serving:
             self.batch.abort(sequence)
 
     def _admit(self, wanted: CompletionRequest) -> Sequence:
-        if wanted.model != self.spec.model:
+        if wanted.model not in self.spec.models:
             raise RequestError(
                 404, "NotFoundError", f"The model `{wanted.model}` does not exist here."
             )
@@ -204,14 +204,17 @@ class Serving:
 
     async def _models(self, request: web.Request) -> web.Response:
         del request
-        card = {
-            "id": self.spec.model,
-            "object": "model",
-            "created": int(self.started_at_unix_s),
-            "owned_by": "simulation",
-            "max_model_len": self.spec.batch.longest,
-        }
-        return self._json({"object": "list", "data": [card]})
+        cards = [
+            {
+                "id": name,
+                "object": "model",
+                "created": int(self.started_at_unix_s),
+                "owned_by": "simulation",
+                "max_model_len": self.spec.batch.longest,
+            }
+            for name in self.spec.models
+        ]
+        return self._json({"object": "list", "data": cards})
 
     async def _health(self, request: web.Request) -> web.Response:
         del request
@@ -220,7 +223,7 @@ class Serving:
     async def _metrics(self, request: web.Request) -> web.Response:
         del request
         page = metrics_page(
-            self.batch, model=self.spec.model, started_at_unix_s=self.started_at_unix_s
+            self.batch, model=self.spec.models[0], started_at_unix_s=self.started_at_unix_s
         )
         return web.Response(body=page, headers={"content-type": CONTENT_TYPE})
 

@@ -111,7 +111,9 @@ async def _start_engine(
     children: Children, part: Part, directory: Path, *, has_gpu: bool
 ) -> dict[str, Any]:
     command = [
-        *(sys.executable, "-m", "demo.engine", "--name", part.name, "--model", part.model),
+        *(sys.executable, "-m", "demo.engine", "--name", part.name),
+        # Also under the name that clients use: a proxy may pass the body on as it is.
+        *("--model", part.model, "--model", MODEL),
         *("--slots", str(part.slots), "--kv-tokens", str(part.kv_tokens)),
         *("--tokens-per-s", str(part.tokens_per_s), "--reload-s", str(RELOAD_S)),
     ]

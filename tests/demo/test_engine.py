@@ -31,7 +31,10 @@ async def running(
 ) -> AsyncIterator[tuple[Engine, aiohttp.ClientSession]]:
     spec = EngineSpec(
         serving=ServingSpec(
-            name="a100-0", model=MODEL, batch=batch or BatchSpec(tokens_per_s=400.0), **serving
+            name="a100-0",
+            models=(MODEL, "chat"),
+            batch=batch or BatchSpec(tokens_per_s=400.0),
+            **serving,
         ),
         reload_s=reload_s,
     )
@@ -257,14 +260,16 @@ async def test_a_slow_engine_takes_longer():
     assert time.monotonic() - before > 0.45
 
 
-async def test_models_lists_the_only_one():
+async def test_an_engine_answers_to_all_its_names_and_lists_them():
     async with (
         running() as (engine, session),
         session.get(url(engine, "/v1/models")) as response,
     ):
         body = await response.json()
+        status, answer = await complete(engine, session, model="chat")
 
-    assert [card["id"] for card in body["data"]] == [MODEL]
+    assert [card["id"] for card in body["data"]] == [MODEL, "chat"]
+    assert (status, answer["model"]) == (200, "chat")
 
 
 async def test_the_load_generator_mixes_kinds_and_judges_them_ok():
