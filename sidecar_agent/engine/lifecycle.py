@@ -89,7 +89,9 @@ def observe(
         case OutcomeKind.SILENT | OutcomeKind.UNREACHABLE:
             return _unheard(engine, outcome, limits=limits)
         case OutcomeKind.BAD_PAGE:
-            return replace(engine, facts=None)
+            # It answers, so it is not silent; whether it works stays unknown.
+            watch = replace(engine.watch, silent_since=None, silent_scrapes=0)
+            return replace(engine, watch=watch, facts=None)
 
 
 def _heard(
