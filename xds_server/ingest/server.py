@@ -26,6 +26,8 @@ from xds_server.metrics import Tally
 SERVICE = "fleet.telemetry.v1.Telemetry"
 PROTOCOL = 1
 HELLO_TIMEOUT_S = 10.0
+CLOSE_S = 0.05
+"""How long to wait after the end of a stream to see whether it was broken."""
 
 _CODES = {
     Code.UNAUTHENTICATED: pb.Refusal.UNAUTHENTICATED,
@@ -101,7 +103,9 @@ class TelemetryServer:
         try:
             while (body := await context.read()) is not grpc.aio.EOF:
                 await self._take(stream, body)
-            is_clean = True
+            # A cancelled or broken stream also reads as ended, a moment before this task is cancelled.
+            await asyncio.sleep(CLOSE_S)
+            is_clean = not context.cancelled()
         finally:
             self._streams.discard(stream)
             self._registry.closed(stream.speaker, self._clock(), clean=is_clean)

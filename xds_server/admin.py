@@ -1,0 +1,182 @@
+"""The admin HTTP server: health, metrics, what was decided and why, drains.
+
+It only shows and forwards: everything comes through the `Inside` that it is given. There is no
+authentication, so it listens on loopback unless told otherwise.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import socket
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.routing import Route
+
+from xds_server.core import explain
+from xds_server.core.plan import Plan
+from xds_server.resources.capability import Capability
+from xds_server.resources.render import render
+from xds_server.resources.snapshot import Snapshot
+
+
+class UnknownInstanceError(LookupError):
+    """There is no instance of that name."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inside:
+    """What the admin server may look at and do."""
+
+    plan: Callable[[], Plan | None]
+    fleet: Callable[[], Mapping[str, Any]]
+    snapshots: Callable[[], Mapping[Capability, Snapshot]]
+    proxies: Callable[[], list[Any]]
+    metrics: Callable[[], bytes]
+    not_ready: Callable[[], str | None]
+    """Why proxies are not answered yet; None when they are."""
+    drain: Callable[[str, bool, str, str], None]
+    """Instance, draining, who, why; raises `UnknownInstanceError`."""
+
+
+def make_app(inside: Inside) -> Starlette:
+    """Return the ASGI application."""
+    pages = _Pages(inside)
+    routes = [
+        Route("/", pages.index),
+        Route("/healthz", pages.healthz),
+        Route("/readyz", pages.readyz),
+        Route("/metrics", pages.metrics),
+        Route("/debug/fleet", pages.fleet),
+        Route("/debug/plan", pages.plan),
+        Route("/debug/snapshot", pages.snapshot),
+        Route("/debug/syncz", pages.syncz),
+        Route("/debug/explain", pages.explain),
+        Route("/drain/{instance}", pages.drain, methods=["POST"]),
+        Route("/undrain/{instance}", pages.undrain, methods=["POST"]),
+    ]
+    pages.paths = [route.path for route in routes]
+    return Starlette(routes=routes)
+
+
+class _Pages:
+    def __init__(self, inside: Inside) -> None:
+        self._inside = inside
+        self.paths: list[str] = []
+
+    async def index(self, _: Request) -> Response:
+        return PlainTextResponse("\n".join(self.paths) + "\n")
+
+    async def healthz(self, _: Request) -> Response:
+        return PlainTextResponse("ok\n")
+
+    async def readyz(self, _: Request) -> Response:
+        reason = self._inside.not_ready()
+        if reason is None:
+            return PlainTextResponse("ok\n")
+        return PlainTextResponse(f"not ready: {reason}\n", status_code=503)
+
+    async def metrics(self, _: Request) -> Response:
+        text = self._inside.metrics()
+        return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    async def fleet(self, _: Request) -> Response:
+        return _json(self._inside.fleet())
+
+    async def plan(self, _: Request) -> Response:
+        plan = self._inside.plan()
+        return _json(plan) if plan is not None else _error(503, "there is no plan yet")
+
+    async def snapshot(self, request: Request) -> Response:
+        snapshots = self._inside.snapshots()
+        asked = request.query_params.get("capability")
+        if asked is None:
+            return _json({each.value: render(found) for each, found in snapshots.items()})
+        known = ", ".join(each.value for each in Capability)
+        if asked not in set(Capability):
+            return _error(404, f"capability {asked!r} is not one of {known}")
+        found = snapshots.get(Capability(asked))
+        if found is None:
+            return _error(404, f"nothing is published for {asked}: no such proxy ever connected")
+        return _json(render(found))
+
+    async def syncz(self, _: Request) -> Response:
+        return _json(self._inside.proxies())
+
+    async def explain(self, request: Request) -> Response:
+        subject = request.query_params.get("subject")
+        plan = self._inside.plan()
+        if not subject:
+            return _error(400, "subject is missing: ?subject=INSTANCE, MODEL/TIER or MODEL")
+        if plan is None:
+            return _error(503, "there is no plan yet")
+        try:
+            return _json(explain.explain(plan, subject))
+        except LookupError as error:
+            return _error(404, str(error.args[0]) if error.args else f"unknown subject {subject!r}")
+
+    async def drain(self, request: Request) -> Response:
+        return self._drain(request, draining=True)
+
+    async def undrain(self, request: Request) -> Response:
+        return self._drain(request, draining=False)
+
+    def _drain(self, request: Request, *, draining: bool) -> Response:
+        name = request.path_params["instance"]
+        who = request.query_params.get("who", "admin")
+        why = request.query_params.get("why", "")
+        try:
+            self._inside.drain(name, draining, who[:100], why[:200])
+        except UnknownInstanceError:
+            return _error(404, f"there is no instance {name!r}")
+        return _json({"instance": name, "draining": draining}, status=202)
+
+
+def _error(status: int, text: str) -> Response:
+    return _json({"error": text}, status=status)
+
+
+def _json(value: Any, *, status: int = 200) -> Response:
+    body = json.dumps(value, default=_plain, indent=1, ensure_ascii=False)
+    return Response(body + "\n", status_code=status, media_type=JSONResponse.media_type)
+
+
+def _plain(value: Any) -> Any:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {each.name: getattr(value, each.name) for each in dataclasses.fields(value)}
+    if isinstance(value, frozenset | set):
+        return sorted(value)
+    if isinstance(value, Mapping):
+        return dict(value)
+    return str(value)
+
+
+class AdminServer(uvicorn.Server):
+    """Uvicorn on a socket that is bound already; signals are left to the process."""
+
+    def __init__(self, inside: Inside) -> None:
+        config = uvicorn.Config(
+            make_app(inside),
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            timeout_graceful_shutdown=1,
+        )
+        super().__init__(config)
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leave signal handlers alone."""
+        yield
+
+    async def serve_on(self, listening: socket.socket) -> None:
+        """Serve until `should_exit` is set."""
+        await self.serve(sockets=[listening])

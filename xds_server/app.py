@@ -1,0 +1,414 @@
+"""The process: settings and configuration become running parts. The only place that knows them all."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from xds_server import __version__, logs
+from xds_server.admin import AdminServer, Inside, UnknownInstanceError
+from xds_server.config.addresses import format_address
+from xds_server.config.load import Config, load_text
+from xds_server.config.problems import ConfigError
+from xds_server.config.settings import Settings, require_token
+from xds_server.config.watch import changes
+from xds_server.control_loop import ControlLoop
+from xds_server.core.inputs import Drain
+from xds_server.core.model import InstanceId, Topology
+from xds_server.core.policy import Policy
+from xds_server.fleet import Fleet
+from xds_server.ingest.registry import Registry
+from xds_server.ingest.server import TelemetryServer
+from xds_server.metrics import Exposition, Reading, Tally
+from xds_server.registered import with_registered
+from xds_server.resources.builder import SnapshotBuilder
+from xds_server.resources.capability import Capability
+from xds_server.resources.snapshot import Snapshot
+from xds_server.state_file import StateError, StateFile, dump_registered, load_registered
+from xds_server.status import describe_fleet, gauges
+from xds_server.xds.cache import SnapshotCache
+from xds_server.xds.server import XdsServer
+from xds_server.xds.transport import make_server, tune_gc
+from xds_server.xds_observer import XdsObserver
+
+STATE_DELAY_S = 1.0
+"""A publication is on disk this much later; more publications meanwhile are one write."""
+STATE_REFRESH_S = 30.0
+"""What was learned without publishing anything is written this often."""
+EXPIRY_S = 10.0
+"""How often registered instances without an owner are looked for."""
+GRACE_STEP_S = 0.1
+
+
+class StartError(Exception):
+    """The server cannot start; the text is one sentence for the operator."""
+
+
+class App:
+    """One control plane."""
+
+    def __init__(self, *, path: Path, config: Config, settings: Settings) -> None:
+        clock = time.monotonic
+        self.settings = settings
+        self.tally = Tally()
+        self._path = path
+        self._config = config
+        self._is_config_valid = True
+        self._clock = clock
+        self._log = logs.get("server")
+        self._stop = asyncio.Event()
+        self._reload = asyncio.Event()
+        self._registered = asyncio.Event()
+        self._dirty = asyncio.Event()
+        self._wanted: asyncio.Queue[Capability] = asyncio.Queue()
+        self._switching = asyncio.Lock()
+        self._state = StateFile(settings.state_dir)
+        self._is_state_failing = False
+        self.registry = Registry(config.topology)
+        self.cache = SnapshotCache()
+        self.xds = XdsServer(self.cache, observer=XdsObserver(self.tally, self._wanted.put_nowait))
+        self._restored = self._read_state()
+        topology = with_registered(config.topology, self.registry.registered())
+        fleet = Fleet(topology, config.policy, clock())
+        self._is_restored = self._restore(fleet)
+        self.loop = ControlLoop(
+            fleet=fleet,
+            make_builder=_make_builder,
+            publish=self._publish,
+            clock=clock,
+            tally=self.tally,
+            push_gap_s=settings.push_gap_s,
+            capabilities=(Capability.COMPOSITE,),
+        )
+        self.telemetry = TelemetryServer(
+            registry=self.registry,
+            offer=self.loop.offer,
+            registered=self._registered.set,
+            policy=config.policy.telemetry,
+            clock=clock,
+            tally=self.tally,
+            token=settings.agents_token,
+        )
+        self.loop.on_published = self.telemetry.drained
+        self.admin = AdminServer(self._inside())
+
+    def stop(self) -> None:
+        """Ask the process to end; what is published stays with the proxies."""
+        self._stop.set()
+
+    async def run(self) -> None:
+        """Serve until `stop`.
+
+        Raises:
+            StartError: An address cannot be listened on.
+        """
+        listening = _bind(self.settings.admin_host, self.settings.admin_port)
+        try:
+            await self._run(listening)
+        finally:
+            listening.close()
+
+    async def _run(self, listening: socket.socket) -> None:
+        await self.loop.prepare()
+        self.loop.step()
+        if self._is_restored:
+            self._warm_up("restored")
+            self.loop.step()
+        server, health = self._make_grpc()
+        xds_port = self._listen(server)
+        await server.start()
+        admin_port = listening.getsockname()[1]
+        self._log.info(
+            logs.SERVER_STARTED,
+            version=__version__,
+            config=str(self._path),
+            xds=format_address(self.settings.xds_host, xds_port),
+            xds_port=xds_port,
+            admin=format_address(self.settings.admin_host, admin_port),
+            admin_port=admin_port,
+            restored=self._is_restored,
+        )
+        tune_gc()
+        with self._signals():
+            try:
+                async with asyncio.TaskGroup() as group:
+                    tasks = [
+                        group.create_task(each, name=name) for name, each in self._parts().items()
+                    ]
+                    admin = group.create_task(self.admin.serve_on(listening), name="admin")
+                    await self._stop.wait()
+                    self._log.info(logs.SERVER_STOPPING)
+                    for task in tasks:
+                        task.cancel()
+                    self.admin.should_exit = True
+                    await self._write_state()
+                    health()
+                    await server.stop(grace=0.5)
+                    await admin
+            finally:
+                await server.stop(grace=None)
+        self._log.info(logs.SERVER_STOPPED)
+
+    def _parts(self) -> dict[str, Any]:
+        return {
+            "loop": self.loop.run(),
+            "warm-up": self._wait_for_telemetry(),
+            "config-watch": self._watch_config(),
+            "config-reload": self._reload_config(),
+            "registrations": self._take_registrations(),
+            "capabilities": self._add_capabilities(),
+            "expiry": self._expire(),
+            "state": self._keep_state(),
+        }
+
+    def _make_grpc(self) -> tuple[Any, Callable[[], None]]:
+        server = make_server()
+        server.add_generic_rpc_handlers((*self.xds.handlers(), self.telemetry.handlers()))
+        return server, lambda: None
+
+    def _listen(self, server: Any) -> int:
+        host, port = self.settings.xds_host, self.settings.xds_port
+        address = format_address(host, port)
+        try:
+            bound: int = server.add_insecure_port(address)
+        except RuntimeError as error:
+            raise StartError(
+                f"cannot listen on {address} for xDS: is another server running there? "
+                f"(choose another with --xds-listen)"
+            ) from error
+        return bound
+
+    @contextlib.contextmanager
+    def _signals(self) -> Iterator[None]:
+        loop = asyncio.get_running_loop()
+        actions = {
+            signal.SIGTERM: self._stop.set,
+            signal.SIGINT: self._stop.set,
+            signal.SIGHUP: self._reload.set,
+        }
+        for number, action in actions.items():
+            loop.add_signal_handler(number, action)
+        try:
+            yield
+        finally:
+            for number in actions:
+                loop.remove_signal_handler(number)
+
+    # Warm-up.
+
+    async def _wait_for_telemetry(self) -> None:
+        """Answer proxies once every instance was heard of, or the grace period is over."""
+        if self.loop.is_warm:
+            return
+        end = self._clock() + self.settings.grace_s
+        while self.loop.silent and self._clock() < end:
+            await asyncio.sleep(min(GRACE_STEP_S, max(0.0, end - self._clock())))
+        self._warm_up("telemetry" if not self.loop.silent else "grace_over")
+
+    def _warm_up(self, cause: str) -> None:
+        self._log.info(logs.SERVER_WARM, cause=cause, silent=sorted(self.loop.silent))
+        self.loop.warm_up()
+
+    # Configuration.
+
+    async def _watch_config(self) -> None:
+        async for _ in changes(self._path, self._stop):
+            self._reload.set()
+
+    async def _reload_config(self) -> None:
+        while True:
+            await self._reload.wait()
+            self._reload.clear()
+            try:
+                await self._apply_config()
+            except ConfigError as error:
+                self._refuse_config([str(each) for each in error.problems])
+            except OSError as error:
+                self._refuse_config([f"{self._path}: {error.strerror}: a file that can be read"])
+            except Exception as error:  # noqa: BLE001 - the last good configuration stays
+                self._log.exception(logs.CONFIG_REFUSED)
+                self._refuse_config([f"no resources can be made of it: {error}"])
+
+    async def _apply_config(self) -> None:
+        text = self._path.read_text(encoding="utf-8", errors="strict")
+        config = load_text(text, source=str(self._path))
+        require_token(self.settings, discovers=config.discovers)
+        if config.server != self._config.server:
+            self._log.warning(
+                logs.SERVER_SETTINGS_CHANGED, note="they take effect at the next start"
+            )
+        async with self._switching:
+            topology = with_registered(config.topology, self.registry.registered())
+            await self.loop.reconfigure(topology, config.policy)
+            self._config = config
+            self.registry.retopology(config.topology, self._clock())
+            self.telemetry.policy = config.policy.telemetry
+        self._registered.set()
+        self._is_config_valid = True
+        self._dirty.set()
+        self.tally.add("fleet_config_reloads_total", "accepted")
+        self._log.info(logs.CONFIG_RELOADED, config=str(self._path))
+
+    def _refuse_config(self, problems: list[str]) -> None:
+        self._is_config_valid = False
+        self.tally.add("fleet_config_reloads_total", "refused")
+        self._log.error(
+            logs.CONFIG_REFUSED, config=str(self._path), problems=problems, note="last good is kept"
+        )
+
+    async def _take_registrations(self) -> None:
+        while True:
+            await self._registered.wait()
+            self._registered.clear()
+            async with self._switching:
+                registered = self.registry.registered()
+                topology = with_registered(self._config.topology, registered)
+                if topology == self.loop.fleet.topology:
+                    continue
+                try:
+                    await self.loop.reconfigure(topology, self._config.policy)
+                except Exception:  # noqa: BLE001 - the old topology stays
+                    self.tally.add("fleet_control_loop_errors_total", "register")
+                    self._log.exception(logs.PUBLISH_FAILED, stage="register")
+                    continue
+            names = [each.instance.id for each in registered]
+            self._log.info(logs.INSTANCES_REGISTERED, instances=names)
+            self._dirty.set()
+
+    async def _add_capabilities(self) -> None:
+        while True:
+            await self.loop.add_capability(await self._wanted.get())
+
+    async def _expire(self) -> None:
+        while True:
+            await asyncio.sleep(EXPIRY_S)
+            before = self.registry.revision
+            self.registry.expire(self._clock())
+            if self.registry.revision != before:
+                self._registered.set()
+
+    def _publish(self, capability: Capability, snapshot: Snapshot) -> None:
+        self.cache.publish(capability, snapshot)
+        self._dirty.set()
+
+    # State.
+
+    def _read_state(self) -> dict[str, Any] | None:
+        try:
+            state = self._state.read()
+            if state is not None:
+                registered = load_registered(state.get("registered", []))
+                self.registry.adopt(registered, self._clock())
+        except StateError as error:
+            self._log.warning(
+                logs.STATE_UNUSABLE, file=str(self._state.path), reason=str(error),
+                note="starting without it",
+            )  # fmt: skip
+            return None
+        return state
+
+    def _restore(self, fleet: Fleet) -> bool:
+        if self._restored is None:
+            return False
+        try:
+            fleet.restore(self._restored["brain"], self._clock())
+        except Exception as error:  # noqa: BLE001 - whatever is in that file, the server starts
+            self._log.warning(
+                logs.STATE_UNUSABLE, file=str(self._state.path), reason=repr(error),
+                note="starting without it",
+            )  # fmt: skip
+            return False
+        age_s = max(0.0, time.time() - float(self._restored.get("written_unix_s", 0.0)))
+        self._log.info(logs.STATE_RESTORED, file=str(self._state.path), age_s=round(age_s, 1))
+        return True
+
+    async def _keep_state(self) -> None:
+        while True:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(STATE_REFRESH_S):
+                    await self._dirty.wait()
+            await asyncio.sleep(STATE_DELAY_S)
+            await self._write_state()
+
+    async def _write_state(self) -> None:
+        self._dirty.clear()
+        if not self.loop.is_warm:
+            return  # Nothing was served yet: an older file is worth more.
+        try:
+            brain = self.loop.fleet.dump(self._clock())
+            data = {
+                "written_unix_s": round(time.time(), 3),
+                "registered": dump_registered(self.registry.registered()),
+                "brain": brain,
+            }
+            await asyncio.to_thread(self._state.write, data)
+        except Exception as error:  # noqa: BLE001 - a full disk must not stop the loop
+            self.tally.add("fleet_state_writes_total", "failed")
+            if not self._is_state_failing:
+                self._log.warning(
+                    logs.STATE_WRITE_FAILED, file=str(self._state.path), reason=str(error)
+                )
+            self._is_state_failing = True
+            return
+        self.tally.add("fleet_state_writes_total", "written")
+        if self._is_state_failing:
+            self._log.info(logs.STATE_WRITE_RECOVERED, file=str(self._state.path))
+        self._is_state_failing = False
+
+    # What the admin server sees.
+
+    def _inside(self) -> Inside:
+        return Inside(
+            plan=lambda: self.loop.fleet.plan,
+            fleet=lambda: describe_fleet(self.loop, self.registry, self._clock()),
+            snapshots=lambda: self.loop.snapshots,
+            proxies=self.xds.status,
+            metrics=Exposition(self.tally, self._gauges).text,
+            not_ready=self._not_ready,
+            drain=self._drain,
+        )
+
+    def _not_ready(self) -> str | None:
+        if self.loop.is_warm:
+            return None
+        return f"waiting for telemetry of {', '.join(sorted(self.loop.silent)) or 'nobody'}"
+
+    def _drain(self, name: str, draining: bool, who: str, why: str) -> None:
+        instance = InstanceId(name)
+        if all(each.id != instance for _, _, each in self.loop.fleet.topology.instances()):
+            raise UnknownInstanceError(name)
+        self.loop.drain(Drain(instance=instance, draining=draining, who=who, why=why))
+
+    def _gauges(self) -> Iterator[Reading]:
+        yield "fleet_warm", (), float(self.loop.is_warm)
+        yield "fleet_config_valid", (), float(self._is_config_valid)
+        yield "fleet_agents_connected", (), float(self.telemetry.streams)
+        yield "fleet_ownership_conflicts", (), float(len(self.registry.conflicts()))
+        yield from gauges(self.loop.fleet.plan, self.xds.status())
+
+
+def _make_builder(topology: Topology, policy: Policy, capability: Capability) -> SnapshotBuilder:
+    return SnapshotBuilder(topology, policy, capability)
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listening = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind((host, port))
+        listening.listen(128)
+        listening.setblocking(False)
+    except OSError as error:
+        listening.close()
+        raise StartError(
+            f"cannot listen on {format_address(host, port)} for admin: {error.strerror} "
+            f"(choose another with --admin-listen)"
+        ) from error
+    return listening

@@ -1,0 +1,221 @@
+"""The command `xds-server`.
+
+Exit codes: 0 done, 1 could not run (one sentence says why), 2 bad configuration or usage.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import typer
+
+from xds_server import __version__, logs
+from xds_server.config.load import Config, load_file
+from xds_server.config.problems import ConfigError
+from xds_server.config.schema import json_schema
+from xds_server.config.settings import SETTINGS, Settings, require_token, resolve
+from xds_server.resources.capability import Capability
+
+BAD_CONFIG = 2
+FAILED = 1
+
+app = typer.Typer(
+    name="xds-server",
+    help="Control plane for LLM inference fleets: GPU telemetry in, Envoy weights out.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+    rich_markup_mode=None,
+)
+
+_HELP = {row.name: f"{row.help} [env: {row.env}]" for row in SETTINGS}
+_ConfigPath = Annotated[
+    Path,
+    typer.Argument(metavar="CONFIG", help="The configuration file (YAML).", show_default=False),
+]
+
+
+@app.command()
+def serve(
+    config: _ConfigPath,
+    *,
+    xds_listen: Annotated[str | None, typer.Option(help=_HELP["xds_listen"])] = None,
+    admin_listen: Annotated[str | None, typer.Option(help=_HELP["admin_listen"])] = None,
+    state_dir: Annotated[str | None, typer.Option(help=_HELP["state_dir"])] = None,
+    agents_token_file: Annotated[str | None, typer.Option(help=_HELP["agents_token_file"])] = None,
+    log_format: Annotated[str | None, typer.Option(help=_HELP["log_format"])] = None,
+    log_level: Annotated[str | None, typer.Option(help=_HELP["log_level"])] = None,
+    grace_s: Annotated[float | None, typer.Option(help=_HELP["grace_s"])] = None,
+    push_gap_ms: Annotated[float | None, typer.Option(help=_HELP["push_gap_ms"])] = None,
+) -> None:
+    """Serve proxies and agents until SIGTERM; SIGHUP or a change of CONFIG reloads it."""
+    flags = {
+        "xds_listen": xds_listen,
+        "admin_listen": admin_listen,
+        "state_dir": state_dir,
+        "agents_token_file": agents_token_file,
+        "log_format": log_format,
+        "log_level": log_level,
+        "grace_s": grace_s,
+        "push_gap_ms": push_gap_ms,
+    }
+    loaded = _load(config)
+    try:
+        settings = resolve(flags=flags, environ=os.environ, file=loaded.server)
+        require_token(settings, discovers=loaded.discovers)
+    except ConfigError as error:
+        _fail(str(error), BAD_CONFIG)
+    _serve(config, loaded, settings)
+
+
+@app.command("check-config")
+def check_config(config: _ConfigPath) -> None:
+    """Check CONFIG and say everything that is wrong with it."""
+    loaded = _load(config)
+    instances = sum(1 for _ in loaded.topology.instances())
+    models = len(loaded.topology.models)
+    typer.echo(f"{config}: OK: {_count(models, 'model')}, {_count(instances, 'instance')}")
+
+
+@app.command()
+def schema() -> None:
+    """Print the JSON Schema of the configuration file, for editors."""
+    typer.echo(json.dumps(json_schema(), indent=2))
+
+
+@app.command()
+def render(
+    config: _ConfigPath,
+    capability: Annotated[
+        Capability, typer.Option(help="The kind of proxy to render for.")
+    ] = Capability.COMPOSITE,
+) -> None:
+    """Print the Envoy resources that CONFIG leads to before any telemetry, as JSON."""
+    # Authoring Envoy's messages takes a second to import; other commands do without.
+    from xds_server.fleet import Fleet  # noqa: PLC0415
+    from xds_server.resources.builder import SnapshotBuilder  # noqa: PLC0415
+    from xds_server.resources.render import render as to_json  # noqa: PLC0415
+
+    loaded = _load(config)
+    now = time.monotonic()
+    plan = Fleet(loaded.topology, loaded.policy, now).evaluate([], now)
+    snapshot = SnapshotBuilder(loaded.topology, loaded.policy, capability).build(plan)
+    typer.echo(json.dumps(to_json(snapshot), indent=2))
+
+
+@app.command()
+def bootstrap(
+    *,
+    node_id: Annotated[str, typer.Option(help="Name of this proxy, unique in the fleet.")],
+    cluster: Annotated[str, typer.Option(help="Name of the group it belongs to.")] = "fleet",
+    server: Annotated[
+        str, typer.Option(help="host:port of xds-server as the proxy reaches it.")
+    ] = "127.0.0.1:18000",
+    admin_port: Annotated[int, typer.Option(help="Port of Envoy's own admin page.")] = 9901,
+    delta: Annotated[bool, typer.Option("--delta", help="Use delta xDS instead of SotW.")] = False,
+) -> None:
+    """Print the bootstrap file of an Envoy that takes everything else from xds-server."""
+    from xds_server.resources.bootstrap import bootstrap as make  # noqa: PLC0415
+
+    host, _, port = server.rpartition(":")
+    if not host or not port.isdecimal() or not 1 <= int(port) <= 65535:
+        _fail(f"--server: {server}: host:port, like 127.0.0.1:18000", BAD_CONFIG)
+    document = make(
+        node_id=node_id,
+        cluster=cluster,
+        xds_host=host.strip("[]"),
+        xds_port=int(port),
+        admin_port=admin_port,
+        delta=delta,
+    )
+    typer.echo(json.dumps(document, indent=2))
+
+
+@app.command()
+def explain(
+    subject: Annotated[
+        str, typer.Argument(help="INSTANCE, MODEL/TIER or MODEL.", show_default=False)
+    ],
+    admin: Annotated[
+        str, typer.Option(help="Admin address of the running server.")
+    ] = "http://127.0.0.1:18001",
+) -> None:
+    """Say why a weight or share of a running server is what it is."""
+    base = admin if "://" in admin else f"http://{admin}"
+    query = urllib.parse.urlencode({"subject": subject})
+    answer = _get(f"{base.rstrip('/')}/debug/explain?{query}")
+    typer.echo(json.dumps(answer, indent=2, ensure_ascii=False))
+
+
+@app.callback(invoke_without_command=True)
+def _root(
+    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
+) -> None:
+    if version:
+        typer.echo(f"xds-server {__version__}")
+        raise typer.Exit
+
+
+def main() -> None:
+    """Run the command line."""
+    app()
+
+
+def _serve(path: Path, config: Config, settings: Settings) -> None:
+    from xds_server.app import App, StartError  # noqa: PLC0415
+
+    logs.set_up(style=settings.log_format, level=settings.log_level)
+
+    async def run() -> None:
+        await App(path=path.absolute(), config=config, settings=settings).run()
+
+    try:
+        asyncio.run(run())
+    except StartError as error:
+        _fail(str(error), FAILED)
+
+
+def _load(path: Path) -> Config:
+    try:
+        return load_file(path)
+    except ConfigError as error:
+        _fail(str(error), BAD_CONFIG)
+
+
+def _get(url: str) -> Any:
+    if not url.startswith(("http://", "https://")):
+        _fail(f"--admin: {url}: an http address, like http://127.0.0.1:18001", BAD_CONFIG)
+    try:
+        with urllib.request.urlopen(url, timeout=5) as response:  # noqa: S310 - scheme checked
+            return json.load(response)
+    except urllib.error.HTTPError as error:
+        with error:
+            _fail(_error_text(error.read()) or f"{url}: {error}", FAILED)
+    except (urllib.error.URLError, OSError, ValueError) as error:
+        reason = getattr(error, "reason", error)
+        _fail(f"no answer from {url.partition('/debug')[0]}: {reason} (is it running?)", FAILED)
+
+
+def _error_text(body: bytes) -> str:
+    try:
+        return str(json.loads(body)["error"])
+    except (ValueError, KeyError, TypeError):
+        return ""
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def _fail(text: str, code: int) -> NoReturn:
+    typer.echo(f"xds-server: {text}", err=True)
+    sys.exit(code)

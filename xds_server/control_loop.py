@@ -1,0 +1,263 @@
+"""The loop: samples in, plan, resources, push. Event-driven and never dying.
+
+It sleeps until something arrives or the plan's own deadline. An isolated change is evaluated and
+pushed at once; under a storm there is at most one push per gap, and faults do not wait. Whatever goes
+wrong, the last good plan keeps being served, and the loop goes on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Protocol
+
+from xds_server import logs
+from xds_server.clock import Clock
+from xds_server.core.inputs import Drain, Input
+from xds_server.core.model import InstanceId, Topology
+from xds_server.core.plan import Event, Plan
+from xds_server.core.policy import Policy
+from xds_server.core.sample import Sample
+from xds_server.fleet import Fleet, takes_no_traffic
+from xds_server.inbox import Inbox
+from xds_server.metrics import Tally
+from xds_server.resources.capability import Capability
+from xds_server.resources.snapshot import PUSH_ORDER, Snapshot
+from xds_server.throttle import Throttle
+
+RETRY_S = 1.0
+"""After an exception the loop thinks again this much later, even if nothing arrives."""
+
+
+class Builder(Protocol):
+    """Turns plans into the resources of one capability."""
+
+    def build(self, plan: Plan) -> Snapshot:
+        """Return the resources; parts that did not change are the same objects as before."""
+        ...
+
+
+MakeBuilder = Callable[[Topology, Policy, Capability], Builder]
+Publish = Callable[[Capability, Snapshot], None]
+
+
+class ControlLoop:
+    """Owns the fleet's state while the process runs."""
+
+    def __init__(
+        self,
+        *,
+        fleet: Fleet,
+        make_builder: MakeBuilder,
+        publish: Publish,
+        clock: Clock,
+        tally: Tally,
+        push_gap_s: float,
+        capabilities: Iterable[Capability],
+    ) -> None:
+        """Prepare; nothing runs and nothing is published before `run`."""
+        self.fleet = fleet
+        self.is_warm = False
+        self.on_published: Callable[[frozenset[InstanceId]], None] = lambda _: None
+        """Told the instances that take no traffic, after each publication that changes them."""
+        self.on_plan: Callable[[Plan], None] = lambda _: None
+        """Told every plan."""
+        self.snapshots: dict[Capability, Snapshot] = {}
+        """What is published, by capability."""
+        self.latest: dict[InstanceId, Sample] = {}
+        """The newest sample of each instance."""
+        self._make_builder = make_builder
+        self._publish = publish
+        self._clock = clock
+        self._tally = tally
+        self._capabilities = tuple(capabilities)
+        self._builders: Mapping[Capability, Builder] = {}
+        self._throttle = Throttle(push_gap_s)
+        self._wake = asyncio.Event()
+        self._inbox = Inbox(self._wake.set)
+        self._deadline = float("inf")
+        self._is_forced = False
+        self._drained: frozenset[InstanceId] = frozenset()
+        self._reconfiguring = asyncio.Lock()
+        self._log = logs.get("loop")
+
+    def offer(self, sample: Sample) -> None:
+        """Take a sample in."""
+        self._inbox.offer(sample)
+
+    def drain(self, drain: Drain) -> None:
+        """Take an operator's command in."""
+        self._log.info(
+            logs.DRAIN_REQUESTED,
+            instance=drain.instance,
+            draining=drain.draining,
+            who=drain.who,
+            why=drain.why,
+        )
+        self._inbox.command(drain)
+
+    @property
+    def silent(self) -> frozenset[InstanceId]:
+        """Instances that nothing was heard of since the start."""
+        return frozenset(
+            each.id for _, _, each in self.fleet.topology.instances() if each.id not in self.latest
+        )
+
+    async def prepare(self) -> None:
+        """Make the builders: slow, so off the event loop."""
+        self._builders = await self._make_builders(self.fleet.topology, self.fleet.policy)
+
+    async def reconfigure(self, topology: Topology, policy: Policy) -> None:
+        """Go over to another topology or policy between two evaluations.
+
+        The builders are made in a thread; the old topology is served meanwhile.
+        """
+        async with self._reconfiguring:
+            builders = await self._make_builders(topology, policy)
+            self.fleet.reconfigure(topology, policy, self._clock())
+            self._builders = builders
+            names = {each.id for _, _, each in topology.instances()}
+            self.latest = {name: each for name, each in self.latest.items() if name in names}
+        self.force()
+
+    async def add_capability(self, capability: Capability) -> None:
+        """Serve proxies of another capability from now on."""
+        async with self._reconfiguring:
+            if capability in self._capabilities:
+                return
+            self._capabilities = (*self._capabilities, capability)
+            self._builders = await self._make_builders(self.fleet.topology, self.fleet.policy)
+        self.force()
+
+    def warm_up(self) -> None:
+        """Start to answer proxies."""
+        self.is_warm = True
+        self.force()
+
+    def force(self) -> None:
+        """Evaluate and publish at once, whether something arrived or not."""
+        self._is_forced = True
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Run until cancelled."""
+        while True:
+            await self._wait()
+            self.step()
+
+    def step(self) -> None:
+        """Evaluate what arrived, and publish what changed."""
+        inputs = self._inbox.take()
+        self._is_forced = False
+        started = self._clock()
+        self._deadline = started + RETRY_S
+        plan = self._evaluate(inputs, started)
+        decided = self._clock()
+        is_published = plan is not None and self.is_warm and self._publish_changes(plan)
+        ended = self._clock()
+        self._throttle.evaluated(started=started, ended=ended, published=is_published)
+        self._tally.observe("fleet_evaluation_seconds", decided - started)
+        if is_published:
+            self._tally.observe("fleet_publish_seconds", ended - decided)
+
+    def due(self) -> float:
+        """Return when the next step is due (monotonic seconds)."""
+        if self._is_forced or self._inbox.is_urgent:
+            return float("-inf")
+        if self._inbox:
+            return self._throttle.earliest
+        return max(self._deadline, self._throttle.earliest)
+
+    async def _wait(self) -> None:
+        while (wait_s := self.due() - self._clock()) > 0:
+            self._wake.clear()
+            try:
+                async with asyncio.timeout(None if wait_s == float("inf") else wait_s):
+                    await self._wake.wait()
+            except TimeoutError:
+                return
+
+    def _evaluate(self, inputs: Sequence[Input], now: float) -> Plan | None:
+        for each in inputs:
+            if isinstance(each, Sample):
+                self.latest[each.instance] = each
+                self._tally.observe("fleet_sample_age_seconds", now - each.observed_at)
+        plan = self._try(inputs, now)
+        if plan is None and len(inputs) > 1:
+            # One of them is poison; the others must not suffer for it.
+            for each in inputs:
+                plan = self._try([each], now) or plan
+        if plan is not None:
+            self._deadline = float("inf") if plan.next_deadline is None else plan.next_deadline
+            self.on_plan(plan)
+        return plan
+
+    def _try(self, inputs: Sequence[Input], now: float) -> Plan | None:
+        self._tally.add("fleet_evaluations_total")
+        try:
+            plan = self.fleet.evaluate(inputs, now)
+        except Exception:  # noqa: BLE001 - the loop survives whatever happens
+            self._tally.add("fleet_control_loop_errors_total", "evaluate")
+            self._log.exception(logs.EVALUATION_FAILED, inputs=[repr(each) for each in inputs[:3]])
+            return None
+        for event in plan.events:
+            self._tell(event)
+        return plan
+
+    def _tell(self, event: Event) -> None:
+        self._tally.add("fleet_events_total", event.name)
+        fields: dict[str, object] = {"model": event.model, "tier": event.tier}
+        if event.instance:
+            fields["instance"] = event.instance
+        if event.before or event.after:
+            fields["before"], fields["after"] = event.before, event.after
+        self._log.info(
+            event.name, **fields, rule=event.reason.rule, reason=event.reason.text,
+            inputs=dict(event.reason.inputs),
+        )  # fmt: skip
+
+    def _publish_changes(self, plan: Plan) -> bool:
+        is_changed = False
+        for capability, builder in self._builders.items():
+            try:
+                snapshot = builder.build(plan)
+                if _is_same(self.snapshots.get(capability), snapshot):
+                    continue
+                self._publish(capability, snapshot)
+            except Exception:  # noqa: BLE001 - the loop survives whatever happens
+                self._tally.add("fleet_control_loop_errors_total", "publish")
+                self._log.exception(logs.PUBLISH_FAILED, capability=capability.value)
+                self._deadline = min(self._deadline, self._clock() + RETRY_S)
+                continue
+            self.snapshots[capability] = snapshot
+            self._tally.add("fleet_snapshots_published_total", capability.value)
+            self._log.debug(logs.SNAPSHOT_PUBLISHED, capability=capability.value)
+            is_changed = True
+        if is_changed:
+            self._tell_drained(plan)
+        return is_changed
+
+    def _tell_drained(self, plan: Plan) -> None:
+        drained = takes_no_traffic(plan)
+        if drained != self._drained:
+            self._drained = drained
+            self.on_published(drained)
+
+    async def _make_builders(
+        self, topology: Topology, policy: Policy
+    ) -> Mapping[Capability, Builder]:
+        def make() -> dict[Capability, Builder]:
+            return {
+                capability: self._make_builder(topology, policy, capability)
+                for capability in self._capabilities
+            }
+
+        return await asyncio.to_thread(make)
+
+
+def _is_same(before: Snapshot | None, after: Snapshot) -> bool:
+    if before is None:
+        return False
+    if before is after:
+        return True
+    return all(before.of_type(url).version == after.of_type(url).version for url in PUSH_ORDER)

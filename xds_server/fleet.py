@@ -1,0 +1,68 @@
+"""The brain's state between two evaluations, and the topology that it is about.
+
+No I/O and no clock: whoever holds a `Fleet` says what time it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from xds_server.core import persist
+from xds_server.core.evaluate import evaluate, initial_state, retarget
+from xds_server.core.inputs import Input
+from xds_server.core.model import InstanceId, Topology
+from xds_server.core.plan import EndpointHealth, InstancePlan, Plan
+from xds_server.core.policy import Policy
+
+
+class Fleet:
+    """Topology, policy and the state that `evaluate` carries along."""
+
+    def __init__(self, topology: Topology, policy: Policy, now: float) -> None:
+        self.topology = topology
+        self.policy = policy
+        self.plan: Plan | None = None
+        self._state = initial_state(topology, policy, now)
+
+    def evaluate(self, inputs: Sequence[Input], now: float) -> Plan:
+        """Take inputs in and return the plan that follows; it is also kept as `plan`."""
+        self._state, self.plan = evaluate(self._state, inputs, self.policy, now)
+        return self.plan
+
+    def reconfigure(self, topology: Topology, policy: Policy, now: float) -> None:
+        """Go on with another topology or policy; instances that stay keep their state."""
+        self._state = retarget(self._state, topology, policy, now)
+        self.topology = topology
+        self.policy = policy
+
+    def dump(self, now: float) -> dict[str, Any] | None:
+        """Return what a successor needs to continue, as plain JSON values; None before a plan."""
+        return None if self.plan is None else persist.dump(self._state, self.plan, now)
+
+    def restore(self, data: Mapping[str, Any], now: float) -> None:
+        """Continue where `dump` left off.
+
+        Raises:
+            ValueError: The data are not from `dump`.
+        """
+        self._state = persist.restore(self.topology, self.policy, data, now)
+
+
+def instance_plans(plan: Plan) -> dict[InstanceId, InstancePlan]:
+    """Index a plan by instance."""
+    return {
+        instance.id: instance
+        for model in plan.models
+        for tier in model.tiers
+        for instance in tier.instances
+    }
+
+
+def takes_no_traffic(plan: Plan) -> frozenset[InstanceId]:
+    """Return the instances that proxies are told to send no new requests to."""
+    return frozenset(
+        name
+        for name, each in instance_plans(plan).items()
+        if each.health is not EndpointHealth.HEALTHY
+    )

@@ -1,0 +1,94 @@
+"""The fleet as people see it: tables for the admin server, gauges for Prometheus."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from xds_server.config.addresses import format_address
+from xds_server.control_loop import ControlLoop
+from xds_server.core.plan import InstancePlan, Level, Plan, TierPlan
+from xds_server.fleet import instance_plans
+from xds_server.ingest.registry import Registry
+from xds_server.metrics import Reading
+from xds_server.xds.syncz import ProxyStatus
+
+
+def describe_fleet(loop: ControlLoop, registry: Registry, now: float) -> dict[str, Any]:
+    """Return instances with what was last heard of them, agents, and conflicts."""
+    plan = loop.fleet.plan
+    plans = instance_plans(plan) if plan is not None else {}
+    instances = []
+    for model, tier, instance in loop.fleet.topology.instances():
+        sample = loop.latest.get(instance.id)
+        instances.append(
+            {
+                "instance": instance.id,
+                "model": model.name,
+                "tier": tier.name,
+                "address": format_address(instance.host, instance.port),
+                "agent": registry.owner(instance.id),
+                "sample_age_s": None if sample is None else round(now - sample.observed_at, 3),
+                "sample": sample,
+                "plan": plans.get(instance.id),
+            }
+        )
+    agents = [
+        {
+            "agent": each.hello.agent,
+            "epoch": each.hello.epoch,
+            "version": each.hello.agent_version,
+            "config_hash": each.hello.config_hash,
+            "connected": each.connected,
+            "claims": sorted(each.claims),
+        }
+        for each in registry.speakers()
+    ]
+    return {
+        "warm": loop.is_warm,
+        "instances": instances,
+        "agents": agents,
+        "conflicts": list(registry.conflicts()),
+    }
+
+
+def gauges(plan: Plan | None, proxies: Iterable[ProxyStatus]) -> Iterator[Reading]:
+    """Yield the gauges that follow from the plan and from the proxies' states."""
+    refused: dict[str, int] = {}
+    connected = 0
+    for proxy in proxies:
+        connected += 1
+        for each in proxy.types:
+            name = each.type_url.rpartition(".")[2]
+            refused[name] = refused.get(name, 0) + bool(each.error)
+    yield "fleet_proxies_connected", (), float(connected)
+    for name, count in sorted(refused.items()):
+        yield "fleet_xds_nacked", (name,), float(count)
+    for model in plan.models if plan else ():
+        for tier in model.tiers:
+            yield from _of_tier((model.name, tier.name), tier)
+            for instance in tier.instances:
+                yield from _of_instance((model.name, tier.name, instance.id), instance)
+
+
+def _of_tier(labels: tuple[str, str], tier: TierPlan) -> Iterator[Reading]:
+    yield "fleet_tier_share_ratio", labels, tier.share
+    yield "fleet_tier_spill_ratio", labels, tier.spill
+    for name, value in (
+        ("fleet_tier_pressure_ratio", tier.pressure),
+        ("fleet_tier_demand_requests_per_second", tier.demand),
+        ("fleet_tier_capacity_requests_per_second", tier.capacity),
+    ):
+        if value is not None:
+            yield name, labels, value
+    for level in Level:
+        yield "fleet_tier_level", (*labels, level.value), float(tier.level is level)
+
+
+def _of_instance(labels: tuple[str, str, str], instance: InstancePlan) -> Iterator[Reading]:
+    yield "fleet_instance_weight", labels, float(instance.weight)
+    yield "fleet_instance_ceiling_ratio", labels, instance.ceiling
+    if instance.pressure is not None:
+        yield "fleet_instance_pressure_ratio", labels, instance.pressure
+    yield "fleet_instance_state", (*labels, instance.state.value), 1.0
+    yield "fleet_instance_freshness", (*labels, instance.freshness.value), 1.0
