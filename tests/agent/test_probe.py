@@ -1,0 +1,239 @@
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import time
+
+import pytest
+
+from sidecar_agent.engine import probe
+from sidecar_agent.engine.adapters import Options
+from sidecar_agent.engine.facts import EngineState
+from sidecar_agent.engine.outcome import OutcomeKind
+from sidecar_agent.engine.probe import MAX_PAGE_BYTES, Probe, Target
+from tests.fakes.engine_pages import PAGES, EnginePages, page
+
+VLLM = page("vllm-0.32.0-load_waiting.prom")
+
+
+@pytest.fixture
+async def http():
+    async with probe.session() as session:
+        yield session
+
+
+def a_probe(http, url, **more):
+    return Probe(Target(url=url, **more), http, clock=time.monotonic)
+
+
+@contextlib.asynccontextmanager
+async def tcp(answer):
+    """Serve raw TCP: `answer(reader, writer)` per connection."""
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    try:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    finally:
+        server.close()
+        await server.wait_closed()
+
+
+async def test_a_page_is_read_and_the_connection_is_kept(http):
+    async with EnginePages({"/metrics": VLLM}) as engine:
+        reader = a_probe(http, engine.url)
+        for _ in range(5):
+            outcome = await reader.scrape()
+            assert outcome.kind is OutcomeKind.PAGE
+        assert len(engine.connections) == 1
+        assert set(engine.requests) == {"/metrics"}
+    assert outcome.engine == "vllm"
+    assert outcome.facts is not None
+    assert outcome.facts.waiting == 20
+    assert outcome.page_bytes == len(VLLM)
+
+
+async def test_a_nim_is_found_at_its_own_path(http):
+    async with EnginePages({"/v1/metrics": page("written-nim.prom")}) as engine:
+        reader = a_probe(http, engine.url)
+        outcome = await reader.scrape()
+        assert (outcome.engine, outcome.facts.running) == ("nim", 11)
+        await reader.scrape()
+        assert engine.requests == ["/metrics", "/v1/metrics", "/v1/metrics"]
+
+
+async def test_an_old_nim_is_found_at_the_usual_path(http):
+    async with EnginePages({"/metrics": page("written-nim.prom")}) as engine:
+        outcome = await a_probe(http, engine.url, engine="nim").scrape()
+        assert outcome.facts.running == 11
+
+
+async def test_a_full_url_is_taken_as_it_is(http):
+    async with EnginePages({"/deep/stats": VLLM}) as engine:
+        outcome = await a_probe(http, f"{engine.url}/deep/stats?model=x").scrape()
+        assert outcome.kind is OutcomeKind.PAGE
+        assert engine.requests == ["/deep/stats?model=x"]
+
+
+async def test_llamacpp_needs_two_pages(http):
+    slots = (PAGES / "llamacpp-b11434-slots_load.json").read_text()
+    pages = {"/metrics": page("llamacpp-b11434-load_waiting.prom"), "/slots": slots}
+    async with EnginePages(pages) as engine:
+        outcome = await a_probe(http, engine.url).scrape()
+        assert (outcome.engine, outcome.facts.waiting, outcome.facts.slots) == ("llamacpp", 8, 4)
+        engine.status["/slots"] = (501, "not supported")
+        outcome = await a_probe(http, engine.url).scrape()
+        assert (outcome.facts.kv_ratio, outcome.facts.waiting) == (None, 8)
+
+
+async def test_llamacpp_without_a_metrics_page_still_tells_its_slots(http):
+    slots = (PAGES / "llamacpp-b11434-slots_load.json").read_text()
+    async with EnginePages({"/slots": slots}) as engine:
+        outcome = await a_probe(http, engine.url, engine="llamacpp").scrape()
+        assert (outcome.facts.running, outcome.facts.waiting) == (4, None)
+
+
+async def test_an_unknown_page_is_looked_at_again_until_an_engine_shows(http):
+    async with EnginePages({"/metrics": "python_info 1\n"}) as engine:
+        reader = a_probe(http, engine.url)
+        outcome = await reader.scrape()
+        assert (outcome.kind, outcome.facts.state) == (OutcomeKind.PAGE, EngineState.UNKNOWN)
+        engine.pages["/metrics"] = VLLM
+        assert (await reader.scrape()).engine == "vllm"
+
+
+async def test_nobody_listening_is_refused(http):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+        outcome = await a_probe(http, f"http://127.0.0.1:{port}").scrape()
+    assert (outcome.kind, outcome.detail) == (OutcomeKind.REFUSED, "connection refused")
+
+
+async def test_an_engine_that_says_loading_is_loading(http):
+    body = '{"error":{"message":"Loading model","type":"unavailable_error","code":503}}'
+    async with EnginePages() as engine:
+        engine.status["/metrics"] = (503, body)
+        outcome = await a_probe(http, engine.url).scrape()
+    assert outcome.kind is OutcomeKind.LOADING
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "detail"),
+    [
+        (503, "Service Unavailable", "status 503"),
+        (500, "Traceback", "status 500"),
+        (401, "", "status 401"),
+        (404, "", "no metrics page"),
+        (204, "", "status 204"),
+    ],
+)
+async def test_a_page_that_is_none_says_nothing_about_the_engine(http, status, body, detail):
+    async with EnginePages() as engine:
+        engine.status["/metrics"] = (status, body)
+        outcome = await a_probe(http, engine.url, engine="vllm").scrape()
+    assert (outcome.kind, outcome.facts) == (OutcomeKind.BAD_PAGE, None)
+    assert detail in outcome.detail
+
+
+async def test_redirects_are_not_followed(http):
+    async with EnginePages({"/metrics": VLLM}) as other, EnginePages() as engine:
+        engine.status["/metrics"] = (302, "")
+        engine.headers["Location"] = f"{other.url}/metrics"
+        outcome = await a_probe(http, engine.url).scrape()
+        assert outcome.kind is OutcomeKind.BAD_PAGE
+        assert "redirects are not followed" in outcome.detail
+        assert not other.requests
+
+
+async def test_silence_ends_at_the_deadline_and_is_no_answer(http):
+    async with EnginePages({"/metrics": VLLM}) as engine:
+        engine.hold.clear()
+        started = time.monotonic()
+        outcome = await a_probe(http, engine.url, deadline_s=0.2).scrape()
+        assert time.monotonic() - started < 1.0
+        assert (outcome.kind, outcome.detail) == (OutcomeKind.SILENT, "no answer in 0.2 s")
+        engine.hold.set()
+        assert (await a_probe(http, engine.url).scrape()).kind is OutcomeKind.PAGE
+
+
+async def test_a_page_that_stalls_halfway_is_no_answer(http):
+    async def half(reader, writer):
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nvllm:kv")
+        await reader.read()
+        writer.close()
+
+    async with tcp(half) as url:
+        outcome = await a_probe(http, url, deadline_s=0.2).scrape()
+    assert outcome.kind is OutcomeKind.SILENT
+
+
+async def test_a_page_without_end_is_cut_off(http):
+    async def endless(reader, writer):
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\n\r\n")
+        with contextlib.suppress(ConnectionError):
+            for _ in range(2 * MAX_PAGE_BYTES // 65536):
+                writer.write(b"x" * 65536)
+                await writer.drain()
+        writer.close()
+
+    async with tcp(endless) as url:
+        outcome = await a_probe(http, url, deadline_s=10).scrape()
+    assert outcome.kind is OutcomeKind.BAD_PAGE
+    assert "larger than" in outcome.detail
+
+
+async def test_a_reset_is_the_engines_end(http):
+    async def reset(reader, writer):
+        await reader.readuntil(b"\r\n\r\n")
+        writer.close()
+
+    async with tcp(reset) as url:
+        outcome = await a_probe(http, url).scrape()
+    assert (outcome.kind, outcome.detail) == (OutcomeKind.REFUSED, "connection reset")
+
+
+async def test_a_kept_connection_that_died_is_tried_anew(http):
+    connections = 0
+
+    async def once(reader, writer):
+        nonlocal connections
+        connections += 1
+        await reader.readuntil(b"\r\n\r\n")
+        body = b"vllm:num_requests_waiting 1\n"
+        head = f"HTTP/1.1 200 OK\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+        writer.write(head + body)
+        if connections == 1:
+            await reader.read(1)  # the second request on the kept connection gets a close
+        writer.close()
+
+    async with tcp(once) as url:
+        reader = a_probe(http, url)
+        assert [(await reader.scrape()).kind for _ in range(2)] == [OutcomeKind.PAGE] * 2
+    assert connections == 2
+
+
+async def test_something_that_is_not_http_is_no_page(http):
+    async def ssh(reader, writer):
+        writer.write(b"SSH-2.0-OpenSSH_9.2\r\n")
+        await reader.read()
+        writer.close()
+
+    async with tcp(ssh) as url:
+        outcome = await a_probe(http, url).scrape()
+    assert outcome.kind is OutcomeKind.BAD_PAGE
+    assert "not HTTP" in outcome.detail
+
+
+async def test_a_name_that_does_not_resolve_is_unreachable(http):
+    outcome = await a_probe(http, "http://no-such-host.invalid:1", deadline_s=5).scrape()
+    assert outcome.kind in {OutcomeKind.UNREACHABLE, OutcomeKind.SILENT}
+    assert outcome.facts is None
+
+
+async def test_options_reach_the_adapter(http):
+    async with EnginePages({"/metrics": page("written-tgi.prom")}) as engine:
+        options = Options(kv_capacity_tokens=40_000)
+        outcome = await a_probe(http, engine.url, options=options).scrape()
+    assert outcome.facts.kv_ratio == 30721 / 40_000
