@@ -20,7 +20,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
-from xds_server.core import explain
+from xds_server.core.explain import explain
 from xds_server.core.plan import Plan
 from xds_server.resources.capability import Capability
 from xds_server.resources.render import render
@@ -118,7 +118,7 @@ class _Pages:
         if plan is None:
             return _error(503, "there is no plan yet")
         try:
-            return _json(explain.explain(plan, subject))
+            return _json(explain(plan, subject))
         except LookupError as error:
             return _error(404, str(error.args[0]) if error.args else f"unknown subject {subject!r}")
 

@@ -15,7 +15,7 @@ from xds_server import logs
 from xds_server.clock import Clock
 from xds_server.core.inputs import Drain, Input
 from xds_server.core.model import InstanceId, Topology
-from xds_server.core.plan import Event, Plan
+from xds_server.core.plan import Event, ModelPlan, Plan
 from xds_server.core.policy import Policy
 from xds_server.core.sample import Sample
 from xds_server.fleet import Fleet, takes_no_traffic
@@ -77,6 +77,7 @@ class ControlLoop:
         self._inbox = Inbox(self._wake.set)
         self._deadline = float("inf")
         self._is_forced = False
+        self._published: tuple[ModelPlan, ...] | None = None
         self._drained: frozenset[InstanceId] = frozenset()
         self._reconfiguring = asyncio.Lock()
         self._log = logs.get("loop")
@@ -116,6 +117,7 @@ class ControlLoop:
             builders = await self._make_builders(topology, policy)
             self.fleet.reconfigure(topology, policy, self._clock())
             self._builders = builders
+            self._published = None
             names = {each.id for _, _, each in topology.instances()}
             self.latest = {name: each for name, each in self.latest.items() if name in names}
         self.force()
@@ -127,6 +129,7 @@ class ControlLoop:
                 return
             self._capabilities = (*self._capabilities, capability)
             self._builders = await self._make_builders(self.fleet.topology, self.fleet.policy)
+            self._published = None
         self.force()
 
     def warm_up(self) -> None:
@@ -217,7 +220,10 @@ class ControlLoop:
         )  # fmt: skip
 
     def _publish_changes(self, plan: Plan) -> bool:
+        if plan.models is self._published:
+            return False
         is_changed = False
+        self._published = plan.models
         for capability, builder in self._builders.items():
             try:
                 snapshot = builder.build(plan)
@@ -228,6 +234,7 @@ class ControlLoop:
                 self._tally.add("fleet_control_loop_errors_total", "publish")
                 self._log.exception(logs.PUBLISH_FAILED, capability=capability.value)
                 self._deadline = min(self._deadline, self._clock() + RETRY_S)
+                self._published = None
                 continue
             self.snapshots[capability] = snapshot
             self._tally.add("fleet_snapshots_published_total", capability.value)
