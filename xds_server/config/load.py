@@ -266,7 +266,8 @@ def _tier(section: schema.TierSection, model: str) -> Tier:
     short = section.max_tokens
     return Tier(
         name=TierName(section.name),
-        serves=section.serves or model,
+        # A static answer is no model's: clients shall see that in `x-served-model`.
+        serves=section.serves or (section.name if answer else model),
         instances=tuple(_instance(each) for each in listed) if isinstance(listed, list) else (),
         discovers=isinstance(listed, schema.Discover),
         limit=TierLimit(
