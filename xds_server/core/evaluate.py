@@ -97,10 +97,11 @@ def _step(
     events: list[Event],
 ) -> ModelState:
     """Step the instances that something happened to, then every tier, then the spill."""
+    is_due = now >= model.deadline
     by_tier: dict[int, dict[int, list[Input]]] = {}
     for (tier, position), items in inputs.items():
         by_tier.setdefault(tier, {})[position] = items
-    steps: list[tiers.TierStep] = []
+    stepped: list[tuple[TierState, set[int]]] = []
     for number, tier_state in enumerate(model.tiers):
         instances, shaken = _step_instances(
             model, tier_state, by_tier.get(number, {}), policy, now=now, events=events
@@ -108,7 +109,10 @@ def _step(
         current = tier_state
         if instances is not tier_state.instances:
             current = replace(tier_state, instances=instances)
-        steps.append(tiers.step(current, shaken, policy, now))
+        stepped.append((current, shaken))
+    if not is_due and all(new is old for (new, _), old in zip(stepped, model.tiers, strict=True)):
+        return model
+    steps = [tiers.step(current, shaken, policy, now) for current, shaken in stepped]
     return _decide(model, steps, policy, now, events)
 
 

@@ -15,7 +15,7 @@ from xds_server.core.hysteresis import Latch
 from xds_server.core.model import Instance
 from xds_server.core.plan import FaultState, Freshness
 from xds_server.core.policy import Policy
-from xds_server.core.sample import EngineState, GpuHealth, MemoryKind, Sample
+from xds_server.core.sample import EngineState, GpuHealth, Sample
 from xds_server.core.state import InstanceState
 from xds_server.core.vram import VramWatch
 
@@ -92,9 +92,8 @@ def observe(state: InstanceState, sample: Sample, policy: Policy, now: float) ->
         if track.restarts is not None and engine.restarts > track.restarts:
             watch = vram.restart(watch)
         track = faults.observe(track, sample, context)
-    if gpu is not None:
-        if gpu.memory_kind is MemoryKind.DEDICATED:
-            watch = vram.observe(watch, sample, policy.vram, now)
+    if gpu is not None or previous is None or previous.gpu is not None:
+        watch = vram.observe(watch, sample, policy.vram, now)
         throttle = _throttle(throttle, sample, policy, now)
     held = state.held
     if (
@@ -258,7 +257,7 @@ def _learned(slots: float | None, sample: Sample) -> float | None:
 def _throttle(latch: Latch, sample: Sample, policy: Policy, now: float) -> Latch:
     gpu = sample.gpu
     if gpu is None or gpu.health is GpuHealth.UNKNOWN:
-        return latch
+        return hysteresis.interrupt(latch)
     throttled = gpu.health is GpuHealth.THROTTLED
     if throttled is latch.on and latch.since is None:
         return latch

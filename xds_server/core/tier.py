@@ -1,4 +1,10 @@
-"""One tier's step: level, mean pressure, corrections, weights, and what the spill needs to know."""
+"""One tier's step: level, mean pressure, corrections, weights, and what the spill needs to know.
+
+Inside a tier `w = K * c * clamp(1 - gain * (u - mean(u)))`: capacity times ceiling, corrected gently
+toward the mean pressure of the instances that may take traffic. A policy that follows the emptiest
+instance is worse than static weights as soon as the loop has a lag of two seconds, and one that goes
+to zero never hears from an idle engine again: its gauges move only when it works.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +35,8 @@ class Sums(NamedTuple):
     """Of those that serve."""
     mean: float | None
     """Mean pressure of those that serve and are not blind, weighted by what they offer."""
-    fresh: int
+    fresh_ratio: float
+    """Share of what the tier offers that is offered by fresh instances."""
     running: float | None
     waiting: float | None
     queued: bool
@@ -96,7 +103,7 @@ def step(state: TierState, shaken: set[int], policy: Policy, now: float) -> Tier
     reading = TierReading(
         slots=sums.slots,
         available_slots=sums.available,
-        fresh_ratio=sums.fresh / len(slots) if slots else 0.0,
+        fresh_ratio=sums.fresh_ratio,
         running=sums.running,
         waiting=sums.waiting,
         pressure=sums.mean,
@@ -141,31 +148,32 @@ def effective_level(track: LevelTrack, sums: Sums, *, is_static: bool) -> Level:
 
 
 def _add_up(instances: tuple[InstanceState, ...], slots: list[float]) -> Sums:
-    total = available = weight = weighted = lag_s = 0.0
+    total = available = weight = weighted = fresh = lag_s = 0.0
     running = waiting = 0.0
     knows_running = knows_waiting = queued = tripped = False
-    serving = blind = fresh = lags = 0
+    serving = blind = lags = 0
     for k, state in zip(slots, instances, strict=True):
         total += k
         share = k * state.ceiling
-        load = state.pressure
-        if share > 0.0:
-            serving += 1
-            available += share
-            if state.freshness is _BLIND:
-                blind += 1
-            elif load is not None:
-                weight += share
-                weighted += share * load
-            if state.vram.latch.on:
-                tripped = True
-        sample = state.sample
-        if sample is None:
+        if share <= 0.0:
+            # What a drained instance still runs, or a dead one last said, is no load of the tier.
             continue
+        serving += 1
+        available += share
+        if state.vram.latch.on:
+            tripped = True
+        sample = state.sample
+        if sample is None or state.freshness is _BLIND:
+            blind += 1
+            continue
+        load = state.pressure
+        if load is not None:
+            weight += share
+            weighted += share * load
         engine = sample.engine
         queue = engine.waiting
         if state.freshness is _FRESH:
-            fresh += 1
+            fresh += share
             if queue is not None:
                 knows_waiting = True
                 waiting += queue
@@ -177,7 +185,7 @@ def _add_up(instances: tuple[InstanceState, ...], slots: list[float]) -> Sums:
                 lag_s += state.lag_s
         if queue is None and state.held is not None:
             queue = state.held.waiting
-        if queue and share > 0.0 and state.freshness is not _BLIND:
+        if queue:
             queued = True
     return Sums(
         total,
@@ -185,7 +193,7 @@ def _add_up(instances: tuple[InstanceState, ...], slots: list[float]) -> Sums:
         serving,
         blind,
         weighted / weight if weight > 0.0 else None,
-        fresh,
+        fresh / available if available > 0.0 else 0.0,
         running if knows_running else None,
         waiting if knows_waiting else None,
         queued,

@@ -45,11 +45,12 @@ def observe(watch: VramWatch, sample: Sample, policy: VramPolicy, now: float) ->
         now: Monotonic seconds.
 
     Returns:
-        The same object when nothing changed. A reading that is missing changes nothing.
+        The same object when nothing changed. A missing reading neither trips nor clears; evidence
+        that was still growing must begin anew.
     """
     gpu = sample.gpu
     if gpu is None or gpu.memory_kind is not MemoryKind.DEDICATED:
-        return watch
+        return interrupt(watch)
     ratio, free = gpu.vram_ratio, gpu.vram_free_bytes
     if ratio is not None and (watch.learned_at is None or now < watch.learned_at):
         watch = _learn(watch, ratio, policy, now)
@@ -62,8 +63,6 @@ def observe(watch: VramWatch, sample: Sample, policy: VramPolicy, now: float) ->
             changing = ratio is None or point is None or ratio < point - policy.clear_margin
         hold_s = policy.sustained_s
     else:
-        if free is None and (ratio is None or point is None):
-            return watch
         changing = short or (ratio is not None and point is not None and ratio > point)
         hold_s = 0.0 if short else policy.sustained_s
     latch = hysteresis.step(watch.latch, changing=changing, hold_s=hold_s, now=now)

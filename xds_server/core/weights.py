@@ -1,32 +1,9 @@
-"""Real numbers to integer weights.
-
-Inside a tier `w = K * c * clamp(1 - gain * (u - mean(u)))`: capacity times ceiling, corrected gently
-toward the tier's mean pressure (a policy that follows the emptiest instance is worse than static
-weights as soon as the loop has a lag of two seconds).
-"""
+"""Real shares to integer weights."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from math import floor
-
-from xds_server.core.policy import WeightPolicy
-
-
-def correction(pressure: float, mean: float, policy: WeightPolicy) -> float:
-    """Return the factor on an instance's capacity weight.
-
-    Args:
-        pressure: The instance's pressure.
-        mean: The mean over the instances that may take traffic.
-        policy: Gain, bounds and trickle: load alone never takes an instance out.
-
-    Returns:
-        1 at the mean, less above it, more below it.
-    """
-    factor = 1.0 - policy.gain * (pressure - mean)
-    lowest = max(policy.correction_min, policy.trickle_ratio)
-    return min(max(factor, lowest), policy.correction_max)
 
 
 def allocate(shares: Sequence[float], total: int) -> tuple[int, ...]:
