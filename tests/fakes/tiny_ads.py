@@ -25,6 +25,7 @@ class TinyAds(grpc.GenericRpcHandler):
         self.port = 0
         self.snapshot = snapshot
         self.nacks: list[str] = []
+        self.server: grpc.aio.Server | None = None
         self._streams: list[asyncio.Queue[DiscoveryRequest | str]] = []
 
     def set(self, snapshot: Snapshot) -> None:
@@ -34,6 +35,11 @@ class TinyAds(grpc.GenericRpcHandler):
             if before.of_type(type_url).version != snapshot.of_type(type_url).version:
                 for stream in self._streams:
                     stream.put_nowait(type_url)
+
+    async def stop(self) -> None:
+        """Be gone, as after a crash."""
+        if self.server is not None:
+            await self.server.stop(0)
 
     def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler | None:
         if details.method != _METHOD:
@@ -88,7 +94,7 @@ class TinyAds(grpc.GenericRpcHandler):
 async def tiny_ads(snapshot: Snapshot) -> AsyncIterator[TinyAds]:
     """Serve a snapshot on a free port for as long as the block lasts."""
     ads = TinyAds(snapshot)
-    server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
+    ads.server = server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
     server.add_generic_rpc_handlers([ads])
     ads.port = server.add_insecure_port("127.0.0.1:0")
     await server.start()

@@ -5,7 +5,7 @@ Nothing here follows the weights: a changed listener does not reach connections 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 from xds_server.core.model import Topology
@@ -14,13 +14,9 @@ from xds_server.resources.capability import Capability
 from xds_server.resources.clusters import BUFFER_LIMIT_BYTES, ads
 from xds_server.resources.last_net import author_last_net
 from xds_server.resources.names import LISTENER_NAME, ROUTE_CONFIG_NAME
-from xds_server.resources.proto import duration, pack, typed
+from xds_server.resources.proto import pack, typed
 from xds_server.resources.snapshot import Resource
 from xds_server.resources.static_tier import filter_chains, router, static_listener
-
-STREAM_IDLE_S = 300.0
-"""Envoy's default; raised where the policy allows longer silence inside a stream."""
-STREAM_IDLE_MARGIN_S = 60.0
 
 
 def listener_resources(
@@ -45,12 +41,17 @@ def author_listener(topology: Topology, *, failures: FailurePolicy) -> Any:
     address = typed.core.SocketAddress(
         address=topology.listener_host, port_value=topology.listener_port
     )
-    http_filters = [*author_last_net(topology.models, failures), router()]
+    manager = typed.hcm.HttpConnectionManager(
+        stat_prefix=LISTENER_NAME,
+        rds=_rds(),
+        http_filters=[*author_last_net(topology.models, failures), router()],
+        normalize_path=True,  # prefixes decide, so `/x/../v1/` may not pass for something else
+    )
     return typed.listener.Listener(
         name=LISTENER_NAME,
         address=typed.core.Address(socket_address=address),
         per_connection_buffer_limit_bytes=BUFFER_LIMIT_BYTES,
-        filter_chains=filter_chains(_connection_manager(http_filters, failures)),
+        filter_chains=filter_chains(manager),
     )
 
 
@@ -59,17 +60,6 @@ def author_api_listener(name: str) -> Any:
     manager = typed.hcm.HttpConnectionManager(rds=_rds(), http_filters=[router()])
     return typed.listener.Listener(
         name=name, api_listener=typed.listener.ApiListener(api_listener=pack(manager))
-    )
-
-
-def _connection_manager(http_filters: Sequence[Any], failures: FailurePolicy) -> Any:
-    idle_s = max(STREAM_IDLE_S, failures.token_stall_s + STREAM_IDLE_MARGIN_S)
-    return typed.hcm.HttpConnectionManager(
-        stat_prefix=LISTENER_NAME,
-        rds=_rds(),
-        http_filters=list(http_filters),
-        stream_idle_timeout=duration(idle_s),
-        normalize_path=True,  # prefixes decide, so `/x/../v1/` may not pass for something else
     )
 
 

@@ -11,6 +11,7 @@ names, weights and health are set in place, and fields that they do not know sur
 from __future__ import annotations
 
 import importlib
+import warnings
 from datetime import timedelta
 from functools import cached_property
 from types import ModuleType
@@ -83,7 +84,10 @@ class _Typed:
         path = self._MODULES.get(name)
         if path is None:
             raise AttributeError(name)
-        module = importlib.import_module(f"envoy_data_plane.{path}")
+        with warnings.catch_warnings():
+            # Its generated validators use a form that pydantic 2.12 deprecates; nothing of ours.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            module = importlib.import_module(f"envoy_data_plane.{path}")
         setattr(self, name, module)
         return module
 

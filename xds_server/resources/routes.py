@@ -31,6 +31,8 @@ from xds_server.resources.proto import (
 from xds_server.resources.snapshot import Resource
 
 RETRIES_MAX = 2
+"""And at most one less than the chain has members: one more attempt would find none, and the 503 of that hides
+the real error."""
 BACK_OFF_S = 0.010
 BACK_OFF_MAX_S = 0.100
 """Full jitter between zero and this: the next attempt goes to other machines, so it need not wait long."""
@@ -68,7 +70,9 @@ def author_route(model: Model, *, failures: FailurePolicy, capability: Capabilit
     if capability is Capability.GRPC:
         return route
     action.timeout = duration(0)  # the default of 15 s cuts streams
-    action.retry_policy = _retry_policy(len(model.tiers), failures, capability)
+    retries = min(RETRIES_MAX, len(model.tiers) - 1)
+    action.idle_timeout = duration(_idle_s(failures, attempts=retries + 1))
+    action.retry_policy = _retry_policy(retries, failures, capability)
     if failures.static_on_5xx:
         route.response_headers_to_add = [
             headers.add(headers.MODEL_ROUTE, headers.literal(model.name))
@@ -103,13 +107,24 @@ def _route_shape(
     return bytes(author_route(anyone, failures=failures, capability=capability))
 
 
-def _retry_policy(tiers: int, failures: FailurePolicy, capability: Capability) -> Any:
+def _idle_s(failures: FailurePolicy, *, attempts: int) -> float:
+    """Return how long a stream may be silent; 0 = for ever.
+
+    `per_try_idle_timeout` alone would not do: once the header time-out has passed, which Envoy ignores
+    inside a running stream, its timer is gone too (seen on 1.40). The whole request's idle time-out stays;
+    it may not end what the attempts are still busy with.
+    """
+    if failures.token_stall_s <= 0:
+        return 0.0
+    return max(failures.token_stall_s, attempts * (failures.header_timeout_s + BACK_OFF_MAX_S))
+
+
+def _retry_policy(retries: int, failures: FailurePolicy, capability: Capability) -> Any:
     r = typed.route
     policy = r.RetryPolicy(
         retry_on="5xx,reset,connect-failure,retriable-status-codes",
         retriable_status_codes=[429],
-        # One more would meet a chain without a member left, whose 503 hides the real error.
-        num_retries=min(RETRIES_MAX, tiers - 1),
+        num_retries=retries,
         per_try_timeout=duration(failures.header_timeout_s),
         per_try_idle_timeout=duration(failures.token_stall_s),
         retry_back_off=r.RetryPolicyRetryBackOff(

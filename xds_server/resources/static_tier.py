@@ -56,10 +56,13 @@ def answer_headers(answer: StaticAnswer, content_type: str) -> list[Any]:
     result = [headers.add("content-type", content_type)]
     if answer.retry_after_s is not None:
         result.append(headers.add("retry-after", str(answer.retry_after_s)))
-    if answer.status >= 500 or answer.status == 429:
-        # The operator wants this status: retrying it would run out of members and hide it.
-        result.append(headers.add(headers.OVERLOADED, "true"))
     return result
+
+
+def _final(answer: StaticAnswer) -> list[Any]:
+    """Return a header against retries of a status that the operator wants: they would hide it."""
+    is_retriable = answer.status >= 500 or answer.status == 429
+    return [headers.add(headers.OVERLOADED, "true")] if is_retriable else []
 
 
 def filter_chains(manager: Any) -> list[Any]:
@@ -152,7 +155,10 @@ def _routes(answer: StaticAnswer, served: str) -> list[Any]:
                     direct_response=typed.route.DirectResponseAction(
                         status=answer.status, body=typed.core.DataSource(inline_string=text)
                     ),
-                    response_headers_to_add=answer_headers(answer, content_type),
+                    response_headers_to_add=[
+                        *answer_headers(answer, content_type),
+                        *_final(answer),
+                    ],
                 )
             )
     return routes
