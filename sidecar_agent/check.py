@@ -8,7 +8,6 @@ import time
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
-import grpc
 import yaml
 
 from sidecar_agent.agent import Agent, Instance
@@ -18,10 +17,10 @@ from sidecar_agent.engine.outcome import OutcomeKind
 from sidecar_agent.gpu.facts import DriverState, Fact, GpuHealth, GpuReading, GpuSnapshot
 from sidecar_agent.gpu.worker import GpuWorker
 from sidecar_agent.settings import Settings
+from sidecar_agent.uplink import connected
 
 EXIT_OK: Final = 0
 EXIT_PROBLEMS: Final = 1
-CONNECT_S: Final = 3.0
 GPU_S: Final = 5.0
 """How long to wait for the driver's first answer."""
 
@@ -85,15 +84,11 @@ async def _connect(agent: Agent) -> str:
     except OSError as error:
         return f"cannot open the channel: {error}"
     try:
-        async with asyncio.timeout(CONNECT_S):
-            await channel.channel_ready()
-    except TimeoutError:
-        return f"no connection to {agent.uplink.server.address} in {CONNECT_S:g} s"
-    except grpc.RpcError as error:  # pragma: no cover - channel_ready only times out in practice
-        return str(error)
+        if await connected(channel):
+            return ""
+        return f"no connection to {agent.uplink.server.address}"
     finally:
         await channel.close()
-    return ""
 
 
 def _gpu_problems(settings: Settings, snapshot: GpuSnapshot | None) -> list[str]:

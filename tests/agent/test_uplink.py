@@ -1,0 +1,311 @@
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import random
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import grpc
+import pytest
+import structlog
+
+from fleet_protos.telemetry.v1 import telemetry_pb2 as pb
+from sidecar_agent import encode
+from sidecar_agent.engine.facts import EngineFacts, EngineState
+from sidecar_agent.identity import Identity, Owned
+from sidecar_agent.join import Sample
+from sidecar_agent.uplink import Server, Uplink
+from tests.fakes.blackhole import Blackhole
+from tests.fakes.telemetry_server import TelemetryServer
+
+FACTS = EngineFacts(state=EngineState.UP, kv_ratio=0.5, waiting=0.0, running=1.0)
+
+
+class Eager(random.Random):
+    """Waits a fiftieth of the longest back-off, so that tests reconnect soon."""
+
+    def uniform(self, a, b):
+        return b / 50
+
+
+async def until(condition, timeout=10.0, what="condition"):
+    deadline = time.monotonic() + timeout
+    while not condition():
+        assert time.monotonic() < deadline, f"timed out waiting for {what}"
+        await asyncio.sleep(0.005)
+
+
+def make(address, *, token="", interval_s=0.2, **server):
+    identity = Identity(agent="host", epoch=1, instances=(Owned(name="a"), Owned(name="b")))
+    return Uplink(
+        Server(address=address, **server),
+        token=lambda: token,
+        hello=lambda: encode.hello(identity, agent_version="1", config_hash="h"),
+        interval_s=interval_s,
+        clock=time.monotonic,
+        rng=Eager(),
+    )
+
+
+@contextlib.asynccontextmanager
+async def running(uplink):
+    task = asyncio.create_task(uplink.run())
+    try:
+        yield uplink
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+
+
+_numbers = itertools.count(1)
+
+
+def sample(instance="a", **facts):
+    return Sample(
+        instance=instance,
+        observed_at=time.monotonic(),
+        sequence=next(_numbers),
+        engine=replace(FACTS, **facts),
+    )
+
+
+async def test_hello_comes_first_and_samples_follow_with_their_age():
+    async with TelemetryServer() as server, running(make(server.address)) as uplink:
+        await until(lambda: uplink.status.connected)
+        await asyncio.sleep(0.05)
+        uplink.offer(sample(waiting=3.0))
+        await until(lambda: server.samples)
+        (stream,) = server.streams
+        assert (stream.hello.agent, [one.name for one in stream.hello.instances]) == (
+            "host",
+            ["a", "b"],
+        )
+        assert stream.samples[0].engine.waiting == 3.0
+        assert stream.samples[0].sample_age_ms < 100
+
+
+async def test_a_move_goes_out_at_once_and_calm_samples_once_per_interval():
+    async with TelemetryServer(interval_ms=300) as server, running(make(server.address)) as uplink:
+        await until(lambda: uplink.status.connected)
+        started = time.monotonic()
+        while time.monotonic() < started + 1.4:
+            uplink.offer(sample())
+            await asyncio.sleep(0.02)
+        assert 4 <= len(server.samples) <= 6
+        uplink.offer(sample(waiting=9.0))
+        moved_at = time.monotonic()
+        await until(lambda: server.samples[-1].engine.waiting == 9.0)
+        assert server.streams[0].arrived[-1] - moved_at < 0.1
+
+
+async def test_the_servers_interval_is_obeyed_and_its_silence_on_it_is_ours():
+    async with TelemetryServer(interval_ms=750) as server, running(make(server.address)) as uplink:
+        await until(lambda: uplink.status.connected)
+        assert uplink.slots.interval_s == 0.75
+    async with TelemetryServer(interval_ms=0) as server, running(make(server.address)) as uplink:
+        await until(lambda: uplink.status.connected)
+        assert uplink.slots.interval_s == 0.2
+
+
+async def test_instances_that_move_together_share_a_message():
+    async with TelemetryServer() as server, running(make(server.address)) as uplink:
+        await until(lambda: uplink.status.connected)
+        uplink.offer(sample("a"))
+        uplink.offer(sample("b"))
+        await until(lambda: len(server.samples) == 2)
+        assert server.streams[0].messages == 1
+
+
+async def test_the_stream_is_made_anew_after_a_restart_with_hello_and_without_backlog():
+    async with TelemetryServer() as server, running(make(server.address)) as uplink:
+        await until(lambda: uplink.status.connected)
+        uplink.offer(sample())
+        await until(lambda: server.samples)
+        await server.stop()
+        await until(lambda: not uplink.status.connected, what="loss of the stream")
+        for n in range(1, 21):
+            uplink.offer(sample(waiting=float(n)))
+        await server.start()
+        await until(lambda: len(server.streams) == 2 and server.streams[1].samples)
+        await asyncio.sleep(0.1)
+        second = server.streams[1]
+        assert second.hello.epoch == 1
+        assert [one.engine.waiting for one in second.samples] == [20.0], "the newest, and only it"
+        assert uplink.slots.superseded == 19
+
+
+async def test_what_became_old_during_an_outage_is_not_sent_at_all():
+    async with TelemetryServer() as server:
+        uplink = make(server.address, interval_s=0.05)
+        server.interval_ms = 50
+        uplink.offer(replace(sample(), observed_at=time.monotonic() - 10))
+        async with running(uplink):
+            await until(lambda: uplink.status.connected and uplink.slots.expired == 1)
+            assert not server.samples
+
+
+async def test_the_token_is_sent_and_a_wrong_one_is_told():
+    async with TelemetryServer(token="right") as server:
+        async with running(make(server.address, token="right")) as uplink:
+            await until(lambda: uplink.status.connected)
+        async with running(make(server.address, token="wrong")) as uplink:
+            await until(lambda: "UNAUTHENTICATED" in uplink.status.detail)
+            assert "bad token" in uplink.status.detail
+
+
+async def test_a_refused_stream_is_said_once_and_tried_again():
+    refusal = pb.Refusal(code=pb.Refusal.STALE_EPOCH, reason="a newer run is known")
+    server = TelemetryServer(refuse_stream=refusal)
+    with structlog.testing.capture_logs() as logs:
+        async with server, running(make(server.address)) as uplink:
+            await until(lambda: len(server.streams) >= 3)
+            assert uplink.status.refused_stream == encode.Refusal(
+                "", "STALE_EPOCH", "a newer run is known"
+            )
+            server.refuse_stream = None
+            await until(lambda: uplink.status.connected)
+            assert uplink.status.refused_stream is None
+    assert [one["code"] for one in logs if one["event"] == "refused_by_control_plane"] == [
+        "STALE_EPOCH"
+    ]
+
+
+async def test_a_refused_instance_is_shown_and_the_others_go_on():
+    refusal = pb.Refusal(instance="b", code=pb.Refusal.UNKNOWN_INSTANCE, reason="no such instance")
+    async with TelemetryServer(refuse=[refusal]) as server, running(make(server.address)) as uplink:
+        await until(lambda: "b" in uplink.status.refusals)
+        uplink.offer(sample("a"))
+        await until(lambda: "a" in uplink.status.taken)
+        assert uplink.status.connected
+        assert uplink.status.refusals["b"].reason == "no such instance"
+
+
+async def test_acks_are_remembered():
+    async with TelemetryServer() as server, running(make(server.address)) as uplink:
+        await until(lambda: uplink.status.connected)
+        one = sample("a")
+        uplink.offer(one)
+        await until(lambda: "a" in uplink.status.taken)
+        assert uplink.status.taken["a"] == encode.Taken(one.sequence, drained=False)
+        assert uplink.status.last_ack_at is not None
+
+
+async def test_a_half_open_connection_is_noticed_and_replaced():
+    async with TelemetryServer() as server, Blackhole(server.port) as hole:
+        uplink = make(hole.address, keepalive_s=0.5, keepalive_timeout_s=0.5)
+        async with running(uplink):
+            await until(lambda: uplink.status.connected)
+            hole.swallow = True
+            swallowed_at = time.monotonic()
+            await until(lambda: not uplink.status.connected, what="the keepalive to fail")
+            assert time.monotonic() - swallowed_at < 5
+            hole.swallow = False
+            await until(lambda: uplink.status.connected, what="a new connection")
+            assert hole.connections >= 2
+
+
+async def test_no_control_plane_is_said_once_and_costs_no_memory():
+    with structlog.testing.capture_logs() as logs:
+        uplink = make("127.0.0.1:1")
+        async with running(uplink):
+            for n in range(50):
+                uplink.offer(sample(waiting=float(n)))
+                await asyncio.sleep(0.01)
+            await until(lambda: "no connection" in uplink.status.detail, timeout=20)
+        assert len(uplink.slots._latest) == 1
+    assert len([one for one in logs if one["event"] == "control_plane_lost"]) == 1
+
+
+async def test_a_server_that_never_welcomes_is_left(monkeypatch):
+    monkeypatch.setattr("sidecar_agent.uplink.WELCOME_S", 0.2)
+    async with TelemetryServer() as server:
+        server.silent = True
+        async with running(make(server.address)) as uplink:
+            await until(lambda: "no welcome" in uplink.status.detail)
+            server.silent = False
+            await until(lambda: uplink.status.connected)
+
+
+@contextlib.asynccontextmanager
+async def a_server_that_says(*messages, options=()):
+    """Serve raw bytes per stream, then keep it open until the client goes."""
+
+    async def report(requests, context):
+        async for _ in requests:
+            for message in messages:
+                yield message
+            break
+        await asyncio.sleep(30)
+
+    server = grpc.aio.server(options=list(options))
+    handlers = {"Report": grpc.stream_stream_rpc_method_handler(report)}
+    server.add_generic_rpc_handlers(
+        (grpc.method_handlers_generic_handler("fleet.telemetry.v1.Telemetry", handlers),)
+    )
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    try:
+        yield f"127.0.0.1:{port}"
+    finally:
+        await server.stop(None)
+
+
+WELCOME = pb.ServerMessage(welcome=pb.Welcome(interval_ms=100)).SerializeToString()
+FROM_THE_FUTURE = b"\xfa\x3f\x03abc"  # field 1023 of a newer protocol
+
+
+async def test_messages_of_a_newer_server_are_passed_over():
+    async with (
+        a_server_that_says(FROM_THE_FUTURE, WELCOME + FROM_THE_FUTURE, FROM_THE_FUTURE) as address,
+        running(make(address)) as uplink,
+    ):
+        await until(lambda: uplink.status.connected)
+        await asyncio.sleep(0.1)
+        assert uplink.status.connected
+        assert uplink.status.streams == 1
+
+
+async def test_a_later_welcome_changes_the_interval():
+    later = pb.ServerMessage(welcome=pb.Welcome(interval_ms=400)).SerializeToString()
+    async with a_server_that_says(WELCOME, later) as address, running(make(address)) as uplink:
+        await until(lambda: uplink.slots.interval_s == 0.4)
+
+
+async def test_garbage_from_the_server_ends_the_stream_with_a_clear_word():
+    async with (
+        a_server_that_says(WELCOME, b"\xff\xff\xff") as address,
+        running(make(address)) as uplink,
+    ):
+        await until(lambda: "unreadable message" in uplink.status.detail)
+
+
+async def test_tls_files_that_are_missing_are_told(tmp_path):
+    async with running(make("127.0.0.1:1", ca=tmp_path / "ca.pem")) as uplink:
+        await until(lambda: "cannot open the channel" in uplink.status.detail)
+
+
+async def test_a_token_file_that_is_missing_is_told(tmp_path):
+    async with TelemetryServer() as server:
+        uplink = make(server.address)
+        uplink._token = (tmp_path / "token").read_text
+        async with running(uplink):
+            await until(lambda: "token" in uplink.status.detail)
+
+
+def test_channel_options_notice_a_dead_peer_in_time():
+    options = dict(Server(address="x:1", server_name="plane").options())
+    noticed_ms = options["grpc.keepalive_time_ms"] + options["grpc.keepalive_timeout_ms"]
+    assert noticed_ms < 45_000
+    assert options["grpc.http2.ping_timeout_ms"] <= options["grpc.keepalive_timeout_ms"]
+    assert options["grpc.keepalive_permit_without_calls"] == 1
+    assert options["grpc.ssl_target_name_override"] == "plane"
+
+
+def test_tls_is_used_when_roots_are_given(tmp_path):
+    assert Server(address="x:1", ca=Path("ca.pem")).ca == Path("ca.pem")
+    with pytest.raises(OSError, match=r"ca\.pem"):
+        Server(address="x:1", ca=tmp_path / "ca.pem").channel()
