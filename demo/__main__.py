@@ -16,6 +16,7 @@ from demo.play import ACTS
 DEFAULT_SECONDS = sum(act.seconds for act in ACTS)
 SHORTEST_S = 40.0
 """Shorter, and the instance that died is not back in time."""
+PLAIN_WIDTH = 120
 
 
 def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:
@@ -41,6 +42,9 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
 
 async def _main(given: argparse.Namespace) -> int:
     console = Console(force_terminal=False if given.plain else None)
+    if not console.is_terminal:
+        # A pipe has no width of its own: give the tables the room they need.
+        console = Console(force_terminal=False, width=PLAIN_WIDTH)
     with ending_on_sigterm():
         try:
             return await perform(console, seconds=given.seconds, keep=given.keep)

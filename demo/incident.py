@@ -34,7 +34,7 @@ from demo.report import Phase, effect_table, outcome_table, rows, tier_of
 from demo.scene import Scene
 from demo.stage import Stage, build, envoy_binary
 from demo.story import Marks, effects
-from demo.watch import LastAttempt, Watch
+from demo.watch import Farewell, Watch
 
 TIERS = {PRIMARY_MODEL: PRIMARY, FALLBACK_MODEL: FALLBACK}
 """Tier of each model that answers; the static answer's model is called like its tier."""
@@ -55,7 +55,7 @@ class Incident:
         self._load = load
         self._acts = acts
         self._phases: list[Phase] = []
-        self._last_attempt: LastAttempt | None = None
+        self._farewell: Farewell | None = None
         self._back_s: float | None = None
         self._whole_s: float | None = None
         self._levels: dict[str, str] = {}
@@ -96,13 +96,13 @@ class Incident:
         death = Death(engine=VICTIM, at_s=answer["at_s"])
         self._scene.deaths.append(death)
         self._scene.say(f"{VICTIM} ran out of memory: its process is gone")
-        self._last_attempt = await self._scene.watch.last_attempt(
+        self._farewell = await self._scene.watch.farewell(
             self._stage.addresses[VICTIM], since_s=death.at_s, seconds=DEAD_WATCH_S
         )
-        self._scene.say(
-            f"no proxy has tried {VICTIM} since {self._last_attempt.after_s * 1000:.0f} ms after "
-            f"its death"
-        )
+        if (told_s := self._farewell.told_after_s) is not None:
+            self._scene.say(
+                f"the control plane took {VICTIM} away {told_s * 1000:.0f} ms after that"
+            )
 
     async def _narrate(self) -> None:
         """Say what changes in the control plane's plan and who answers for the first time."""
@@ -164,7 +164,7 @@ class Incident:
             died_s=self._scene.deaths[0].at_s if self._scene.deaths else None,
             back_s=self._back_s,
             whole_s=self._whole_s,
-            last_attempt=self._last_attempt,
+            farewell=self._farewell,
         )
 
     def _missing(self, outcomes: Sequence[Outcome]) -> list[str]:

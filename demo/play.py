@@ -76,7 +76,7 @@ ACTS = (
     Act(
         name="oom",
         seconds=8,
-        rate=26,
+        rate=20,
         says=f"{VICTIM} runs out of memory and dies under load; it needs {RELOAD_S:.0f} s to reload",
         kills=True,
     ),

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import json
 import os
-import shutil
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from typing import Any
 import aiohttp
 import yaml
 
+from demo import nvmlstub
 from demo.children import Child, Children, DemoError, free_ports
 from demo.gpu_memory import uuid_of
 from demo.play import MODEL, PARTS, RELOAD_S, Part, configuration
@@ -65,8 +65,14 @@ async def build(
         DemoError: something did not start; the message says what and where its log is.
     """
     stub, gpu_note = await nvml_stub(directory)
+    # Made before the engines fill them: an empty driver is what an agent would see first.
+    gpus = (
+        {part.name: nvmlstub.StubState(directory / f"{part.name}.gpu") for part in PARTS}
+        if stub is not None
+        else {}
+    )
     engines = await asyncio.gather(
-        *(_start_engine(children, part, directory, has_gpu=stub is not None) for part in PARTS)
+        *(_start_engine(children, part, gpu=gpus.get(part.name)) for part in PARTS)
     )
     addresses = {told["engine"]: f"127.0.0.1:{told['port']}" for told in engines}
     server = await _start_control_plane(children, addresses, directory)
@@ -82,6 +88,7 @@ async def build(
             control_plane=xds,
             admin=f"127.0.0.1:{port}",
             stub=stub,
+            gpu=gpus.get(part.name),
         )
     admins = await asyncio.gather(
         *(
@@ -108,7 +115,7 @@ async def build(
 
 
 async def _start_engine(
-    children: Children, part: Part, directory: Path, *, has_gpu: bool
+    children: Children, part: Part, *, gpu: nvmlstub.StubState | None
 ) -> dict[str, Any]:
     command = [
         *(sys.executable, "-m", "demo.engine", "--name", part.name),
@@ -117,8 +124,8 @@ async def _start_engine(
         *("--slots", str(part.slots), "--kv-tokens", str(part.kv_tokens)),
         *("--tokens-per-s", str(part.tokens_per_s), "--reload-s", str(RELOAD_S)),
     ]
-    if has_gpu:
-        command += ["--gpu-state", str(gpu_state(directory, part))]
+    if gpu is not None:
+        command += ["--gpu-state", str(gpu.path)]
     child = await children.start(part.name, command, env={"PYTHONPATH": str(ROOT)})
     return await _told(children, child, "control_port")
 
@@ -148,6 +155,7 @@ async def _start_agent(
     control_plane: str,
     admin: str,
     stub: Path | None,
+    gpu: nvmlstub.StubState | None,
 ) -> None:
     instance: dict[str, Any] = {
         "name": part.name,
@@ -155,8 +163,11 @@ async def _start_agent(
         "engine": "vllm",
         "capacity": part.slots,
     }
-    if stub is not None:
-        instance["gpus"] = [uuid_of(gpu_state(directory, part))]
+    env = {}
+    if stub is not None and gpu is not None:
+        # The stub is found before any real driver, by this process alone.
+        env = nvmlstub.environment(stub, gpu)
+        instance["gpus"] = [uuid_of(gpu.path)]
     settings = {
         "node": f"host-of-{part.name}",
         "control_plane": {"address": control_plane},
@@ -167,13 +178,6 @@ async def _start_agent(
     }
     config = directory / f"agent-{part.name}.yaml"
     config.write_text(yaml.safe_dump(settings, sort_keys=False))
-    env = {}
-    if stub is not None:
-        # The stub is found before any real driver, by this process alone.
-        env = {
-            "LD_LIBRARY_PATH": str(stub.parent),
-            "NVMLSTUB_STATE": str(gpu_state(directory, part)),
-        }
     await children.start(
         f"agent-{part.name}",
         [sys.executable, "-m", "sidecar_agent", "run", "--config", config],
@@ -264,27 +268,13 @@ async def _told(children: Children, child: Child, key: str) -> dict[str, Any]:
     return await children.until(line, what=f"the start of {child.name}", timeout_s=START_S)
 
 
-def gpu_state(directory: Path, part: Part) -> Path:
-    """Return the state file of the GPU that a part pretends to run on."""
-    return directory / f"gpu-{part.name}.state"
-
-
 async def nvml_stub(directory: Path) -> tuple[Path | None, str]:
     """Build the fake NVML library; None, and why, where that cannot be done."""
-    source = ROOT / "tests/nvmlstub/nvmlstub.c"
-    compiler = shutil.which(os.environ.get("CC", "cc"))
-    if compiler is None:
-        return None, "no C compiler here, so the agents run without GPUs (engine metrics only)"
-    library = directory / "nvml" / "libnvidia-ml.so.1"
-    library.parent.mkdir()
-    process = await asyncio.create_subprocess_exec(
-        *(compiler, "-fPIC", "-shared", "-Wl,-soname,libnvidia-ml.so.1"),
-        *("-o", str(library), str(source)),
-        stdout=asyncio.subprocess.DEVNULL,
-        stderr=asyncio.subprocess.PIPE,
-    )
-    _, err = await process.communicate()
-    if process.returncode != 0:
-        first = err.decode(errors="replace").strip().splitlines()[:1]
-        return None, f"the NVML stub cannot be built ({first}), so the agents run without GPUs"
-    return library, "each agent sees a simulated 80 GiB GPU through a stub of NVML"
+    without = "so the agents run without GPUs and read the engines alone"
+    try:
+        library = await asyncio.to_thread(nvmlstub.build, directory / "nvml")
+    except nvmlstub.StubBuildError as error:
+        return None, f"{str(error).splitlines()[0]}; {without}"
+    if library is None:
+        return None, f"There is no C compiler here, {without}"
+    return library, "Each agent sees a simulated GPU of 80 GiB through a stub of NVML"

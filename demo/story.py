@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from demo.outcome import Outcome
 from demo.play import FALLBACK, PRIMARY, STATIC, VICTIM
 from demo.report import Effect, tier_of
-from demo.watch import LastAttempt
+from demo.watch import Farewell
 
 FAILOVER = "failover"
 """`x-degrade-reason` of answers for which Envoy left a tier by itself, unasked."""
@@ -25,7 +25,7 @@ class Marks:
     """When the victim served again."""
     whole_s: float | None = None
     """When the control plane gave the victim its whole share back."""
-    last_attempt: LastAttempt | None = None
+    farewell: Farewell | None = None
 
 
 def effects(outcomes: Sequence[Outcome], marks: Marks, tiers: Mapping[str, str]) -> list[Effect]:
@@ -46,15 +46,20 @@ def effects(outcomes: Sequence[Outcome], marks: Marks, tiers: Mapping[str, str])
             after_s=_first(outcomes, since_s=overload, wanted=routed_to(FALLBACK)),
         )
     ]
-    if marks.died_s is not None and marks.last_attempt is not None:
-        wasted = marks.last_attempt.attempts
-        found.append(
+    if marks.farewell is not None:
+        wasted = marks.farewell.attempts
+        found += [
             Effect(
                 cause=f"{VICTIM} died",
-                effect=f"last attempt to reach it ({wasted} in vain, retried elsewhere)",
-                after_s=marks.last_attempt.after_s,
-            )
-        )
+                effect=f"Envoy's own last attempt to reach it ({wasted} in vain, none seen by a client)",
+                after_s=marks.farewell.last_attempt_after_s,
+            ),
+            Effect(
+                cause=f"{VICTIM} died",
+                effect="the control plane has taken it away from both Envoys",
+                after_s=marks.farewell.told_after_s,
+            ),
+        ]
     found.append(
         Effect(
             cause="more load than both models can take",

@@ -125,20 +125,31 @@ class Watch:
             answer: dict[str, Any] = await response.json()
             return answer
 
-    async def last_attempt(self, address: str, *, since_s: float, seconds: float) -> LastAttempt:
-        """Watch both proxies for a while: when did the last one still try `address`?"""
-        before = await self._attempts(address)
-        first, last_s = before, since_s
+    async def farewell(self, address: str, *, since_s: float, seconds: float) -> Farewell:
+        """Watch both proxies let go of a dead endpoint."""
+        before = await self._traces(address)
+        first, last_s, told_s = before.attempts, since_s, None
         while time.monotonic() - since_s < seconds:
+            now = await self._traces(address)
+            if now.attempts != before.attempts:
+                last_s = time.monotonic()
+            if told_s is None and not now.is_offered:
+                told_s = time.monotonic()
+            before = now
             await asyncio.sleep(ATTEMPT_POLL_S)
-            now = await self._attempts(address)
-            if now != before:
-                last_s, before = time.monotonic(), now
-        return LastAttempt(after_s=last_s - since_s, attempts=before - first)
+        return Farewell(
+            last_attempt_after_s=last_s - since_s,
+            attempts=before.attempts - first,
+            told_after_s=None if told_s is None else told_s - since_s,
+        )
 
-    async def _attempts(self, address: str) -> int:
+    async def _traces(self, address: str) -> Traces:
         pages = [self._json(f"{url}/clusters?format=json") for url in self._proxy_urls.values()]
-        return sum(attempts_on(page, address) for page in await asyncio.gather(*pages))
+        found = [traces_of(page, address) for page in await asyncio.gather(*pages)]
+        return Traces(
+            attempts=sum(each.attempts for each in found),
+            is_offered=any(each.is_offered for each in found),
+        )
 
     async def _json(self, url: str) -> dict[str, Any]:
         async with self._session.get(url) as response:
@@ -148,25 +159,40 @@ class Watch:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LastAttempt:
-    """The proxies' last attempt to reach a dead instance."""
+class Farewell:
+    """How the proxies let go of a dead instance. Seconds since its death."""
 
-    after_s: float
-    """Since its death; 0 when no proxy tried at all."""
+    last_attempt_after_s: float
+    """When a proxy last tried it; 0 when none did."""
     attempts: int
     """Attempts that the proxies made in vain."""
+    told_after_s: float | None
+    """When the control plane had taken it away from both proxies; None when it never did."""
 
 
-def attempts_on(page: Mapping[str, Any], address: str) -> int:
-    """Sum requests and failed connections of one endpoint over `/clusters` of a proxy."""
-    total = 0
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Traces:
+    """What proxies know of one endpoint."""
+
+    attempts: int
+    """Requests sent to it and connections that failed."""
+    is_offered: bool
+    """The control plane tells them that it may be used."""
+
+
+def traces_of(page: Mapping[str, Any], address: str) -> Traces:
+    """Read one endpoint from the admin page `/clusters` of a proxy."""
+    attempts, is_offered = 0, False
     for cluster in page.get("cluster_statuses", ()):
         for host in cluster.get("host_statuses", ()):
             socket = host.get("address", {}).get("socket_address", {})
-            if f"{socket.get('address')}:{socket.get('port_value')}" == address:
-                total += sum(
-                    int(stat.get("value", 0))
-                    for stat in host.get("stats", ())
-                    if stat.get("name") in {"rq_total", "cx_connect_fail"}
-                )
-    return total
+            if f"{socket.get('address')}:{socket.get('port_value')}" != address:
+                continue
+            health = host.get("health_status", {}).get("eds_health_status")
+            is_offered = is_offered or health in {"HEALTHY", "UNKNOWN"}
+            attempts += sum(
+                int(stat.get("value", 0))
+                for stat in host.get("stats", ())
+                if stat.get("name") in {"rq_total", "cx_connect_fail"}
+            )
+    return Traces(attempts=attempts, is_offered=is_offered)

@@ -152,12 +152,13 @@ def test_a_missing_envoy_is_one_sentence_and_exit_code_1(monkeypatch, tmp_path, 
 
 
 async def test_a_missing_compiler_means_no_gpus_and_one_sentence(monkeypatch, tmp_path):
-    monkeypatch.setenv("CC", "no-such-compiler")
+    monkeypatch.setenv("PATH", str(tmp_path))
 
     library, note = await stage.nvml_stub(tmp_path)
 
     assert library is None
     assert "no C compiler" in note
+    assert "\n" not in note
 
 
 def test_a_play_that_is_too_short_is_refused(capsys):

@@ -7,7 +7,7 @@ import pytest
 from demo.outcome import Kind, Outcome
 from demo.play import FALLBACK, PRIMARY, VICTIM
 from demo.story import FAILOVER, Marks, effects
-from demo.watch import LastAttempt
+from demo.watch import Farewell
 
 TIERS = {"llama-3-70b": PRIMARY, "llama-3-8b": FALLBACK}
 ACTS = {"normal": 0.0, "overload": 10.0, "oom": 20.0, "both full": 30.0, "recovery": 40.0}
@@ -16,7 +16,7 @@ MARKS = Marks(
     died_s=20.0,
     back_s=36.0,
     whole_s=41.0,
-    last_attempt=LastAttempt(after_s=0.2, attempts=3),
+    farewell=Farewell(last_attempt_after_s=0.2, attempts=3, told_after_s=0.4),
 )
 
 
@@ -54,7 +54,10 @@ def by_effect(outcomes, marks=MARKS) -> dict[str, float | None]:
 def test_every_cause_has_the_time_of_the_first_request_that_obeyed():
     assert by_effect(PLAY) == {
         "first request that the control plane sent to the 8B": pytest.approx(0.5),
-        "last attempt to reach it (3 in vain, retried elsewhere)": pytest.approx(0.2),
+        "Envoy's own last attempt to reach it (3 in vain, none seen by a client)": pytest.approx(
+            0.2
+        ),
+        "the control plane has taken it away from both Envoys": pytest.approx(0.4),
         "first static answer": pytest.approx(0.7),
         "first request that it answered": pytest.approx(0.4),
         "it has its whole share": pytest.approx(5.0),

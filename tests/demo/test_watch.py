@@ -14,7 +14,7 @@ from demo.outcome import Kind, Outcome
 from demo.play import ACTS, PARTS, PRIMARY, configuration, paced
 from demo.scene import Scene
 from demo.view import flush, picture, plain_line
-from demo.watch import Watch, attempts_on, parse_plan
+from demo.watch import Traces, Watch, parse_plan, traces_of
 from xds_server.config.load import load_text
 
 REASON = {"rule": "demand", "text": "demand exceeds [capacity]", "inputs": {}}
@@ -51,9 +51,10 @@ PLAN = {
 STATE = {"running": 3, "waiting": 9, "kv_ratio": 0.97, "preemptions": 4}
 
 
-def host(port: int, **stats: int) -> dict:
+def host(port: int, health: str = "HEALTHY", **stats: int) -> dict:
     return {
         "address": {"socket_address": {"address": "127.0.0.1", "port_value": port}},
+        "health_status": {"eds_health_status": health},
         "stats": [{"name": name, "value": str(value)} for name, value in stats.items()],
     }
 
@@ -96,8 +97,8 @@ def test_no_model_is_an_empty_plan():
 def test_attempts_are_requests_and_failed_connections_of_that_endpoint_only():
     page = clusters(host(8001, rq_total=5, cx_connect_fail=2, rq_error=9), host(8002, rq_total=70))
 
-    assert attempts_on(page, "127.0.0.1:8001") == 7
-    assert attempts_on(page, "127.0.0.1:8009") == 0
+    assert traces_of(page, "127.0.0.1:8001") == Traces(attempts=7, is_offered=True)
+    assert traces_of(page, "127.0.0.1:8009") == Traces(attempts=0, is_offered=False)
 
 
 async def test_the_watch_follows_plan_and_engines():
@@ -123,19 +124,32 @@ async def test_who_does_not_answer_keeps_the_last_picture():
     assert watch.tiers == parse_plan(PLAN)
 
 
-async def test_the_last_attempt_is_when_the_counters_stopped():
-    counts = iter([3, 3, 4, 6])
-    last = 6
+async def test_a_farewell_is_when_the_counters_stopped_and_when_the_endpoint_was_taken_away():
+    answers = iter([(3, "HEALTHY"), (3, "HEALTHY"), (4, "HEALTHY"), (6, "UNHEALTHY")])
 
     def page() -> dict:
-        return clusters(host(8001, rq_total=next(counts, last)))
+        count, health = next(answers, (6, "UNHEALTHY"))
+        return clusters(host(8001, health, rq_total=count))
 
     async with pages(clusters=page) as url, aiohttp.ClientSession() as session:
         watch = Watch(session, plan_url=url, engines={}, proxies={"sotw": url})
-        found = await watch.last_attempt("127.0.0.1:8001", since_s=time.monotonic(), seconds=0.5)
+        found = await watch.farewell("127.0.0.1:8001", since_s=time.monotonic(), seconds=0.5)
 
     assert found.attempts == 3
-    assert 0.05 < found.after_s < 0.4
+    assert 0.05 < found.last_attempt_after_s < 0.4
+    assert found.told_after_s is not None
+    assert 0.05 < found.told_after_s < 0.4
+
+
+async def test_an_endpoint_that_nobody_takes_away_was_never_told():
+    async with (
+        pages(clusters=clusters(host(8001, rq_total=5))) as url,
+        aiohttp.ClientSession() as session,
+    ):
+        watch = Watch(session, plan_url=url, engines={}, proxies={"sotw": url})
+        found = await watch.farewell("127.0.0.1:8001", since_s=time.monotonic(), seconds=0.1)
+
+    assert (found.attempts, found.last_attempt_after_s, found.told_after_s) == (0, 0.0, None)
 
 
 def scene() -> Scene:
