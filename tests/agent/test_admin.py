@@ -1,0 +1,309 @@
+"""The agent's own pages and the drain command, with everything real but the process."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import random
+import time
+
+import aiohttp
+
+from fleet_protos.telemetry.v1 import telemetry_pb2 as pb
+from sidecar_agent import drain
+from sidecar_agent.admin import serving
+from sidecar_agent.agent import Agent
+from sidecar_agent.gpu.facts import (
+    DriverState,
+    Fact,
+    FactStatus,
+    GpuHealth,
+    GpuReading,
+    GpuSnapshot,
+    MemoryKind,
+)
+from sidecar_agent.settings import Settings
+from tests.fakes.engine_pages import EnginePages, page
+from tests.fakes.telemetry_server import TelemetryServer
+
+BUSY = page("vllm-0.32.0-load_waiting.prom")
+IDLE = page("vllm-0.32.0-after.prom")
+SILENT = page("written-lmdeploy_dp.prom").replace("lmdeploy:num_requests_running", "gone")
+
+
+async def until(condition, timeout=10.0, what="condition"):
+    deadline = time.monotonic() + timeout
+    while not condition():
+        assert time.monotonic() < deadline, f"timed out waiting for {what}"
+        await asyncio.sleep(0.01)
+
+
+class FakeGpus:
+    """Stands in for the GPU thread: a snapshot that a test puts there."""
+
+    def __init__(self, snapshot):
+        self.snapshot = snapshot
+        self.callback = None
+
+    def attach(self, loop, callback):
+        self.callback = callback
+
+    def latest(self):
+        return self.snapshot
+
+    def put(self, snapshot):
+        self.snapshot = snapshot
+        self.callback()
+
+
+def gpus(health=GpuHealth.OK, driver=DriverState.OK, free=40e9):
+    gpu = GpuReading(
+        uuid="GPU-1",
+        index=0,
+        health=health,
+        memory_free_bytes=Fact(FactStatus.OK, free),
+    )
+    return GpuSnapshot(driver=driver, read_at=time.monotonic(), gpus=(gpu,), rejected=2)
+
+
+class Running:
+    def __init__(self, agent, admin, http, server, engine):
+        self.agent = agent
+        self.admin = admin
+        self.http = http
+        self.server = server
+        self.engine = engine
+        self.said: list[str] = []
+
+    async def call(self, method, path):
+        async with self.http.request(method, f"http://{self.admin}{path}") as response:
+            return response.status, await response.text()
+
+    async def drain(self, name="a", timeout_s=5.0):
+        return await drain.drain(
+            admin=self.admin, instance=name, timeout_s=timeout_s, say=self.said.append
+        )
+
+
+@contextlib.asynccontextmanager
+async def running(text=BUSY, *, worker=None, refuse=(), **instance):
+    async with contextlib.AsyncExitStack() as stack:
+        server = await stack.enter_async_context(
+            TelemetryServer(interval_ms=50, refuse=list(refuse))
+        )
+        engine = await stack.enter_async_context(EnginePages({"/metrics": text}))
+        settings = Settings.model_validate(
+            {
+                "node": "host",
+                "admin": "127.0.0.1:0",
+                "control_plane": {"address": server.address},
+                "scrape": {"interval_s": 0.05, "deadline_s": 0.1},
+                "instances": [{"name": "a", "url": engine.url, **instance}],
+            }
+        )
+        agent = Agent(settings, gpu=worker, epoch=1, clock=time.monotonic, rng=random.Random(1))
+        task = asyncio.create_task(agent.run())
+        admin = await stack.enter_async_context(serving(agent, settings.admin))
+        http = await stack.enter_async_context(aiohttp.ClientSession())
+        try:
+            yield Running(agent, admin, http, server, engine)
+        finally:
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+
+
+async def test_ready_means_connected_and_something_fresh_about_every_instance():
+    async with running() as one:
+        await until(lambda: one.server.samples)
+        status, text = await one.call("GET", "/readyz")
+        assert (status, json.loads(text)) == (200, {"ready": True, "reasons": []})
+        assert (await one.call("GET", "/healthz")) == (200, "ok\n")
+
+
+async def test_not_ready_says_every_reason():
+    refusal = pb.Refusal(instance="a", code=pb.Refusal.UNKNOWN_INSTANCE, reason="who?")
+    async with running(refuse=[refusal]) as one:
+        one.engine.status["/metrics"] = (500, "Traceback")
+        await until(lambda: one.agent.instances["a"].outcomes["bad_page"] > 10)
+        await until(lambda: "a" in one.agent.uplink.status.refusals)
+        status, text = await one.call("GET", "/readyz")
+        assert status == 503
+        reasons = json.loads(text)["reasons"]
+        assert any("no fresh facts (status 500" in reason for reason in reasons), reasons
+        assert any("refused: UNKNOWN_INSTANCE: who?" in reason for reason in reasons)
+        await one.server.stop()
+        await until(lambda: not one.agent.uplink.status.connected)
+        _, text = await one.call("GET", "/readyz")
+        assert any("control plane:" in reason for reason in json.loads(text)["reasons"])
+
+
+async def test_readiness_turns_red_when_what_is_said_gets_old():
+    async with running() as one:
+        await until(lambda: one.server.samples)
+        one.engine.hold.clear()
+        said_at = one.agent.instances["a"].said_at
+        await until(lambda: time.monotonic() - said_at > 0.4)
+        status, text = await one.call("GET", "/readyz")
+        assert status == 503
+        assert "no fresh facts (no answer" in text
+
+
+async def test_an_engine_that_is_down_is_something_to_say():
+    async with running() as one:
+        await one.engine.stop()
+        await until(
+            lambda: (
+                one.server.samples and one.server.samples[-1].engine.state == pb.ENGINE_STATE_DOWN
+            )
+        )
+        assert (await one.call("GET", "/readyz"))[0] == 200
+
+
+async def test_instances_are_described():
+    async with running() as one:
+        await until(lambda: one.server.samples and one.agent.uplink.status.taken)
+        status, text = await one.call("GET", "/instances/a")
+        described = json.loads(text)
+        assert status == 200
+        assert (described["state"], described["waiting"], described["running"]) == ("up", 20, 4)
+        assert described["age_s"] < 1
+        assert json.loads((await one.call("GET", "/instances"))[1])[0]["instance"] == "a"
+        assert (await one.call("GET", "/instances/b"))[0] == 404
+
+
+async def test_a_drain_is_said_at_once_even_about_an_engine_that_cannot_be_read():
+    async with running() as one:
+        await until(lambda: one.server.samples)
+        one.engine.hold.clear()
+        await until(lambda: one.agent.instances["a"].engine.facts is None)
+        assert (await one.call("POST", "/drain/a"))[0] == 200
+        await until(lambda: one.server.samples[-1].draining)
+        last = one.server.samples[-1]
+        assert last.engine.state == pb.ENGINE_STATE_UNSPECIFIED
+        assert not last.engine.HasField("waiting")
+        assert (await one.call("POST", "/undrain/a"))[0] == 200
+        assert (await one.call("POST", "/drain/b"))[0] == 404
+
+
+async def test_drain_ends_when_confirmed_and_idle():
+    async with running(IDLE) as one:
+        one.server.drained.add("a")
+        await until(lambda: one.server.samples)
+        assert await one.drain() == drain.EXIT_DRAINED
+        assert one.said[-1] == "a: drained"
+        assert await drain.undrain(admin=one.admin, instance="a", say=one.said.append) == 0
+        await until(lambda: not one.server.samples[-1].draining)
+
+
+async def test_drain_that_nobody_confirms_gives_up_in_time():
+    async with running(IDLE) as one:
+        assert await one.drain(timeout_s=0.5) == drain.EXIT_UNCONFIRMED
+        assert one.said[-1] == "a: not confirmed by the control plane after 0.5 s"
+
+
+async def test_drain_of_a_busy_engine_gives_up_in_time():
+    async with running(BUSY) as one:
+        one.server.drained.add("a")
+        await until(lambda: one.server.samples)
+        assert await one.drain(timeout_s=1.0) == drain.EXIT_BUSY
+        assert one.said[-1] == "a: still busy after 1 s (running 4, waiting 20)"
+        assert "a: 4 running, 20 waiting" in one.said
+
+
+async def test_drain_never_takes_an_unknown_queue_for_an_empty_one():
+    async with running(SILENT) as one:
+        one.server.drained.add("a")
+        await until(lambda: one.server.samples)
+        assert await one.drain(timeout_s=1.0) == drain.EXIT_BUSY
+        assert "running unknown" in one.said[-1]
+
+
+async def test_drain_of_an_engine_that_is_down_is_done():
+    async with running() as one:
+        await one.engine.stop()
+        await until(lambda: one.agent.instances["a"].engine.state == "down")
+        assert await one.drain() == drain.EXIT_DRAINED
+        assert one.said == ["a: the engine is down, nothing runs on it"]
+        assert not one.agent.instances["a"].engine.exhausted
+
+
+async def test_drain_names_the_instances_there_are():
+    async with running() as one:
+        assert await one.drain("b") == drain.EXIT_UNKNOWN_INSTANCE
+        assert one.said == ["no instance 'b'; this agent has: a"]
+        code = await drain.undrain(admin=one.admin, instance="b", say=one.said.append)
+        assert code == drain.EXIT_UNKNOWN_INSTANCE
+
+
+async def test_drain_without_an_agent_says_so():
+    said: list[str] = []
+    code = await drain.drain(admin="127.0.0.1:1", instance="a", timeout_s=5, say=said.append)
+    assert (code, said[0].startswith("no agent answers at 127.0.0.1:1")) == (3, True)
+    code = await drain.undrain(admin="127.0.0.1:1", instance="a", say=said.append)
+    assert code == drain.EXIT_NO_AGENT
+
+
+async def test_a_gpu_fault_goes_out_at_once_although_the_engine_hangs():
+    worker = FakeGpus(gpus())
+    async with running(worker=worker, gpus=["GPU-1"]) as one:
+        await until(lambda: one.server.samples)
+        assert one.server.samples[0].gpu.health == pb.GPU_HEALTH_OK
+        one.engine.hold.clear()
+        await until(lambda: one.agent.instances["a"].engine.facts is None)
+        put_at = time.monotonic()
+        worker.put(gpus(health=GpuHealth.LOST))
+        await until(lambda: one.server.samples[-1].gpu.health == pb.GPU_HEALTH_LOST)
+        assert one.server.streams[0].arrived[-1] - put_at < 0.5
+        assert one.server.samples[-1].engine.state == pb.ENGINE_STATE_UNSPECIFIED
+
+
+async def test_a_gpu_that_vanished_is_lost_and_not_absent():
+    worker = FakeGpus(GpuSnapshot(driver=DriverState.OK, read_at=time.monotonic()))
+    async with running(worker=worker, gpus=["GPU-1"]) as one:
+        await until(lambda: one.server.samples)
+        assert one.server.samples[-1].gpu.health == pb.GPU_HEALTH_LOST
+
+
+async def test_a_driver_that_hangs_sends_no_numbers_and_turns_readiness_red():
+    worker = FakeGpus(GpuSnapshot(driver=DriverState.STALLED, detail="no answer for 2 s"))
+    async with running(worker=worker, gpus=["GPU-1"]) as one:
+        await until(lambda: one.server.samples)
+        assert not one.server.samples[-1].gpu.HasField("vram_ratio")
+        assert one.server.samples[-1].engine.waiting == 20, "engine facts flow on"
+        status, text = await one.call("GET", "/readyz")
+        assert status == 503
+        assert "gpu: stalled: no answer for 2 s" in text
+
+
+async def test_the_agents_metrics_tell_streams_scrapes_and_the_driver():
+    async with running(worker=FakeGpus(gpus()), gpus=["GPU-1"]) as one:
+        await until(lambda: one.server.samples and one.agent.uplink.status.last_ack_at)
+        status, text = await one.call("GET", "/metrics")
+    assert status == 200
+    for line in (
+        "fleet_agent_connected 1.0",
+        "fleet_agent_streams_total 1.0",
+        'fleet_agent_gpu_driver{state="ok"} 1.0',
+        "fleet_agent_gpu_rejected_values_total 2.0",
+        'fleet_agent_engine_state{instance="a",state="up"} 1.0',
+        'fleet_agent_draining{instance="a"} 0.0',
+        "fleet_agent_send_interval_seconds 0.05",
+    ):
+        assert line in text, line
+
+
+async def test_low_vram_before_the_end_is_a_suspicion():
+    gpu = GpuReading(
+        uuid="GPU-1",
+        index=0,
+        memory_kind=MemoryKind.DEDICATED,
+        memory_free_bytes=Fact(FactStatus.OK, 50 * 2**20),
+    )
+    worker = FakeGpus(GpuSnapshot(driver=DriverState.OK, read_at=1.0, gpus=(gpu,)))
+    async with running(worker=worker, gpus=["GPU-1"]) as one:
+        await until(lambda: one.server.samples)
+        await one.engine.stop()
+        await until(lambda: one.server.samples[-1].engine.out_of_memory)
+        assert "50 MiB of VRAM free just before" in one.server.samples[-1].engine.detail
