@@ -70,7 +70,7 @@ ACTS = (
     Act(
         name="overload",
         seconds=16,
-        rate=34,
+        rate=28,
         says="the 70B pool runs out of KV cache; the control plane spills to the 8B",
     ),
     Act(

@@ -1,0 +1,86 @@
+"""The whole play in its shortest form, as a user sees it: real processes, real Envoys."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from demo.__main__ import SHORTEST_S
+from demo.stage import ROOT
+from tests.fakes.envoy import eventually
+
+pytestmark = [pytest.mark.envoy, pytest.mark.slow]
+
+
+async def start(*arguments: str, temporary: Path) -> asyncio.subprocess.Process:
+    return await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "demo", *arguments),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+        cwd=ROOT,
+        env={**os.environ, "TMPDIR": str(temporary), "COLUMNS": "160"},
+    )
+
+
+def processes_of(temporary: Path) -> set[int]:
+    """Processes whose command line names the play's directory, or that a parent there started."""
+    found = set()
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                environment = (entry / "environ").read_bytes()
+            except OSError:
+                continue
+            if f"TMPDIR={temporary}".encode() in environment:
+                found.add(int(entry.name))
+    return found
+
+
+@pytest.mark.timeout(150)
+async def test_the_incident_plays_without_a_failed_request(tmp_path):
+    began = time.monotonic()
+    process = await start("--seconds", str(SHORTEST_S), temporary=tmp_path)
+    out, _ = await process.communicate()
+    text = out.decode()
+    seconds = time.monotonic() - began
+
+    assert process.returncode == 0, text
+    assert seconds < SHORTEST_S + 30
+    assert "No client saw a failed request." in text
+    # Spill, death, static answers and recovery were all seen by clients.
+    assert re.search(r"first answer of the fallback tier \(llama-3-8b\)", text)
+    assert re.search(r"first answer of the static tier \(static\)", text)
+    assert re.search(r"a100-1: \w+ -> down", text)
+    assert re.search(r"a100-1: recovering -> healthy", text)
+    assert "from here on the 70B answers everything" in text
+    assert "never" not in text
+    assert not list(tmp_path.glob("gpu-xds-demo-*")), "a good play leaves nothing behind"
+    assert not processes_of(tmp_path)
+
+
+@pytest.mark.timeout(90)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda each: each.name)
+async def test_an_interrupted_play_leaves_no_process_behind(tmp_path, number):
+    process = await start(temporary=tmp_path)
+    assert process.stdout is not None
+    while b"NORMAL" not in (line := await process.stdout.readline()):
+        assert line, "the play ended before it began"
+    assert len(processes_of(tmp_path)) >= 10
+
+    process.send_signal(number)
+    rest = await asyncio.wait_for(process.stdout.read(), 30)
+
+    assert await process.wait() == 130
+    assert b"Traceback" not in rest
+
+    async def all_gone() -> bool:
+        return not processes_of(tmp_path)
+
+    await eventually(all_gone)
