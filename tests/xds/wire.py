@@ -96,7 +96,11 @@ class RawStream:
     async def response(self, *, timeout_s: float = 5.0) -> Any:
         if self._reading is None:
             self._reading = asyncio.ensure_future(self.call.read())
-        raw = await asyncio.wait_for(asyncio.shield(self._reading), timeout_s)
+        try:
+            raw = await asyncio.wait_for(asyncio.shield(self._reading), timeout_s)
+        except grpc.aio.AioRpcError as error:
+            self._reading = None
+            raise EOFError(f"{error.code()}: {error.details()}") from None
         self._reading = None
         if raw is grpc.aio.EOF:
             raise EOFError(f"{await self.call.code()}: {await self.call.details()}")

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from envoy.service.discovery.v3 import ads_pb2, discovery_pb2  # noqa: F401  (ads: for reflection)
+from envoy.service.cluster.v3 import cds_pb2
+from envoy.service.discovery.v3 import ads_pb2, discovery_pb2
+from envoy.service.endpoint.v3 import eds_pb2
+from envoy.service.listener.v3 import lds_pb2
+from envoy.service.route.v3 import rds_pb2
+from envoy.service.status.v3 import csds_pb2
 from google.protobuf.message import DecodeError
 
 from xds_server.xds.answer import Answer
 from xds_server.xds.node import Proxy, describe
 from xds_server.xds.requests import DeltaRequest, SotwRequest
+
+SERVICE_FILES = (ads_pb2, cds_pb2, csds_pb2, eds_pb2, lds_pb2, rds_pb2)
+"""Loaded so that server reflection can describe the services, which are handlers of bytes."""
 
 MAX_CACHED_REQUEST_BYTES = 8192
 _CACHED_REQUESTS = 1024
@@ -18,6 +28,18 @@ _CACHED_REQUESTS = 1024
 
 class BadRequestError(ValueError):
     """Bytes that are not the message that was expected."""
+
+
+@dataclass(frozen=True, slots=True)
+class GenericStatus:
+    """One type of a proxy in the terms of CSDS."""
+
+    type_url: str
+    version: str
+    status: str
+    """A name of `envoy.service.status.v3.ConfigStatus`."""
+    error: str
+    error_version: str
 
 
 def parse_sotw(raw: bytes) -> SotwRequest:
@@ -116,3 +138,42 @@ def with_nonce(body: bytes, nonce: str) -> bytes:
     """Append field 5, the nonce of both kinds of responses, to a serialized response."""
     text = nonce.encode()
     return b"%b\x2a%c%b" % (body, len(text), text)
+
+
+def csds_config(proxy: Proxy, types: Iterable[GenericStatus]) -> Any:
+    """Return a `ClientConfig` of the client status discovery service."""
+    message = csds_pb2.ClientConfig()
+    message.node.id = proxy.id
+    message.node.cluster = proxy.cluster
+    message.node.user_agent_name = proxy.agent
+    message.node.user_agent_version = proxy.version
+    for each in types:
+        entry = message.generic_xds_configs.add(
+            type_url=each.type_url,
+            version_info=each.version,
+            config_status=csds_pb2.ConfigStatus.Value(each.status),
+        )
+        if each.error:
+            entry.error_state.details = each.error
+            entry.error_state.version_info = each.error_version
+    return message
+
+
+def csds_response(configs: Iterable[Any]) -> bytes:
+    """Serialize a `ClientStatusResponse`."""
+    return bytes(csds_pb2.ClientStatusResponse(config=configs).SerializeToString())
+
+
+def csds_node_ids(raw: bytes) -> frozenset[str] | None:
+    """Return the ids that a `ClientStatusRequest` asks for exactly, None when it asks for all.
+
+    Raises:
+        BadRequestError: Not such a request, or one with a matcher that is not an exact id.
+    """
+    message = _decode(csds_pb2.ClientStatusRequest, raw)
+    ids = set()
+    for each in message.node_matchers:
+        if each.node_metadatas or each.node_id.WhichOneof("match_pattern") != "exact":
+            raise BadRequestError("node_matchers: expected node_id with exact, and nothing else")
+        ids.add(each.node_id.exact)
+    return frozenset(ids) or None

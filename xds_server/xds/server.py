@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -14,6 +13,7 @@ from xds_server.resources.capability import Capability
 from xds_server.resources.snapshot import CLUSTER, ENDPOINT, LISTENER, ROUTE, Snapshot
 from xds_server.xds.answer import Protocol
 from xds_server.xds.cache import SnapshotCache
+from xds_server.xds.csds import CSDS_SERVICE, csds_handler
 from xds_server.xds.observer import Observer, Silent
 from xds_server.xds.rendered import Rendered
 from xds_server.xds.stream import Stream
@@ -45,7 +45,8 @@ SERVICES: dict[str, dict[str, tuple[Protocol, str | None]]] = {
 }
 """Every discovery service with its methods: protocol and, unless aggregated, the one type."""
 
-Handler = Callable[[Any, Any], Awaitable[None]]
+SERVICE_NAMES = (*SERVICES, CSDS_SERVICE)
+"""Full names of all services of `XdsServer.handlers`, for health and reflection."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,8 +76,8 @@ class XdsServer:
         cache.subscribe(self._publish)
 
     def handlers(self) -> list[grpc.GenericRpcHandler]:
-        """Return the handlers of all discovery services, to be added to a `grpc.aio` server."""
-        return [
+        """Return the handlers of all discovery services and of CSDS, to be added to a `grpc.aio` server."""
+        discovery = [
             grpc.method_handlers_generic_handler(
                 service,
                 {
@@ -88,6 +89,7 @@ class XdsServer:
             )
             for service, methods in SERVICES.items()
         ]
+        return [*discovery, csds_handler(self.status)]
 
     def status(self) -> list[ProxyStatus]:
         """Return the state of every stream whose proxy is known, in order of connection."""
