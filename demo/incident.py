@@ -40,7 +40,7 @@ TIERS = {PRIMARY_MODEL: PRIMARY, FALLBACK_MODEL: FALLBACK}
 """Tier of each model that answers; the static answer's model is called like its tier."""
 DRAIN_S = 12.0
 """How long answers may take that are under way when the play ends."""
-DEAD_WATCH_S = 4.0
+DEAD_WATCH_S = 2.0
 """How long the proxies are watched for attempts to reach the dead instance."""
 
 
@@ -215,7 +215,7 @@ async def _perform_on(
     console: Console,
     seconds: float,
 ) -> list[str]:
-    watch = Watch(session, plan_url=stage.plan_url, engines=stage.engines, proxies=stage.admins)
+    watch = Watch(session, server=stage.server, engines=stage.engines, proxies=stage.admins)
     scene = Scene(watch=watch, tiers=TIERS)
     async with (
         LoadGenerator(stage.proxies, scene.record).running() as load,

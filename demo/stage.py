@@ -31,7 +31,8 @@ START_S = 30.0
 class Stage:
     """Where everything is once it runs."""
 
-    plan_url: str
+    server: str
+    """Admin URL of the control plane."""
     engines: Mapping[str, str]
     """Control URLs by instance name."""
     addresses: Mapping[str, str]
@@ -77,7 +78,6 @@ async def build(
     addresses = {told["engine"]: f"127.0.0.1:{told['port']}" for told in engines}
     server = await _start_control_plane(children, addresses, directory)
     xds = f"127.0.0.1:{server['xds_port']}"
-    plan_url = f"http://127.0.0.1:{server['admin_port']}/debug/plan"
     admin_ports = free_ports(len(PARTS))
     for part, port in zip(PARTS, admin_ports, strict=True):
         await _start_agent(
@@ -97,7 +97,7 @@ async def build(
         )
     )
     stage = Stage(
-        plan_url=plan_url,
+        server=f"http://127.0.0.1:{server['admin_port']}",
         engines={told["engine"]: f"http://127.0.0.1:{told['control_port']}" for told in engines},
         addresses=addresses,
         proxies=dict(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -15,7 +14,7 @@ from demo.outcome import Verdict
 from demo.play import FALLBACK, PARTS, PRIMARY, STATIC
 from demo.report import percentile
 from demo.scene import RECENT_S, Scene
-from demo.watch import InstanceView, TierView
+from demo.watch import InstanceView, SampleView, TierView
 
 LEVEL_STYLES = {"healthy": "green", "degraded": "yellow", "critical": "red"}
 STATE_STYLES = {
@@ -118,7 +117,7 @@ def _instance_table(scene: Scene) -> Table:
     table = Table(expand=True, title="instances", title_justify="left")
     for name in ("instance", "state", "ceiling", "weight", "pressure"):
         table.add_column(name, no_wrap=True)
-    for name in ("KV cache", "running", "waiting", "preempted"):
+    for name in ("engine", "KV cache", "running", "waiting", "VRAM"):
         table.add_column(name, no_wrap=True, justify="right")
     table.add_column("why", no_wrap=True, overflow="ellipsis", ratio=1)
     planned = {each.name: each for tier in scene.watch.tiers for each in tier.instances}
@@ -126,7 +125,7 @@ def _instance_table(scene: Scene) -> Table:
         table.add_row(
             part.name,
             *_instance_cells(planned.get(part.name)),
-            *_engine_cells(scene.watch.engines.get(part.name)),
+            *_sample_cells(scene.watch.samples.get(part.name)),
             Text(planned[part.name].reason if part.name in planned else ""),
         )
     return table
@@ -144,14 +143,15 @@ def _instance_cells(plan: InstanceView | None) -> tuple[Text, str, str, Text]:
     )
 
 
-def _engine_cells(state: dict[str, Any] | None) -> tuple[str, str, str, str]:
-    if state is None or "running" not in state:
-        return ("dead" if state else "?"), "-", "-", "-"
+def _sample_cells(sample: SampleView | None) -> tuple[Text, str, str, str, str]:
+    if sample is None:
+        return Text("?"), "-", "-", "-", "-"
     return (
-        f"{state['kv_ratio']:.0%}",
-        str(state["running"]),
-        str(state["waiting"]),
-        str(state["preemptions"]),
+        Text(sample.state, style="green" if sample.state == "up" else "bold red"),
+        _ratio(sample.kv_ratio),
+        _count(sample.running),
+        _count(sample.waiting),
+        _ratio(sample.vram_ratio),
     )
 
 
@@ -183,6 +183,10 @@ def _bar(ratio: float | None, style: str, *, cells: int = BAR_CELLS) -> Text:
     text.append("░" * (cells - full), style="dim")
     text.append(f" {ratio:.0%}")
     return text
+
+
+def _count(value: float | None) -> str:
+    return "-" if value is None else f"{value:.0f}"
 
 
 def _ratio(ratio: float | None) -> str:

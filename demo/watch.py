@@ -47,6 +47,39 @@ class TierView:
     instances: tuple[InstanceView, ...]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampleView:
+    """What the control plane last heard of one instance; None where it was not told."""
+
+    state: str
+    kv_ratio: float | None
+    running: float | None
+    waiting: float | None
+    vram_ratio: float | None
+    age_s: float | None
+
+
+def parse_fleet(body: Mapping[str, Any]) -> dict[str, SampleView]:
+    """Read the instances of `/debug/fleet` of which something was heard."""
+    return {
+        each["instance"]: _sample(each["sample"], each.get("sample_age_s"))
+        for each in body.get("instances", ())
+        if each.get("sample")
+    }
+
+
+def _sample(raw: Mapping[str, Any], age_s: float | None) -> SampleView:
+    engine, gpu = raw.get("engine") or {}, raw.get("gpu") or {}
+    return SampleView(
+        state=engine.get("state", ""),
+        kv_ratio=engine.get("kv_ratio"),
+        running=engine.get("running"),
+        waiting=engine.get("waiting"),
+        vram_ratio=gpu.get("vram_ratio"),
+        age_s=age_s,
+    )
+
+
 def parse_plan(body: Mapping[str, Any]) -> tuple[TierView, ...]:
     """Read the tiers of the first model of `/debug/plan`."""
     models = body.get("models") or []
@@ -88,15 +121,16 @@ class Watch:
         self,
         session: aiohttp.ClientSession,
         *,
-        plan_url: str,
+        server: str,
         engines: Mapping[str, str],
         proxies: Mapping[str, str],
     ) -> None:
-        """`engines` holds control URLs by name, `proxies` admin URLs by name."""
+        """`server` is the control plane's admin URL; engines' and proxies' URLs come by name."""
         self.tiers: tuple[TierView, ...] = ()
+        self.samples: dict[str, SampleView] = {}
         self.engines: dict[str, dict[str, Any]] = {}
         self._session = session
-        self._plan_url = plan_url
+        self._server = server
         self._engine_urls = engines
         self._proxy_urls = proxies
 
@@ -108,11 +142,19 @@ class Watch:
 
     async def look(self) -> None:
         """Look once."""
-        await asyncio.gather(self._look_at_plan(), *map(self._look_at_engine, self._engine_urls))
+        await asyncio.gather(
+            self._look_at_plan(),
+            self._look_at_fleet(),
+            *map(self._look_at_engine, self._engine_urls),
+        )
 
     async def _look_at_plan(self) -> None:
         with contextlib.suppress(aiohttp.ClientError, TimeoutError):
-            self.tiers = parse_plan(await self._json(self._plan_url))
+            self.tiers = parse_plan(await self._json(f"{self._server}/debug/plan"))
+
+    async def _look_at_fleet(self) -> None:
+        with contextlib.suppress(aiohttp.ClientError, TimeoutError):
+            self.samples = parse_fleet(await self._json(f"{self._server}/debug/fleet"))
 
     async def _look_at_engine(self, name: str) -> None:
         with contextlib.suppress(aiohttp.ClientError, TimeoutError):

@@ -14,7 +14,7 @@ from demo.outcome import Kind, Outcome
 from demo.play import ACTS, PARTS, PRIMARY, configuration, paced
 from demo.scene import Scene
 from demo.view import flush, picture, plain_line
-from demo.watch import Traces, Watch, parse_plan, traces_of
+from demo.watch import SampleView, Traces, Watch, parse_fleet, parse_plan, traces_of
 from xds_server.config.load import load_text
 
 REASON = {"rule": "demand", "text": "demand exceeds [capacity]", "inputs": {}}
@@ -48,7 +48,25 @@ PLAN = {
         }
     ]
 }
-STATE = {"running": 3, "waiting": 9, "kv_ratio": 0.97, "preemptions": 4}
+STATE = {"state": "serving", "deaths": []}
+FLEET = {
+    "instances": [
+        {
+            "instance": "a100-0",
+            "sample_age_s": 0.2,
+            "sample": {
+                "engine": {"state": "up", "kv_ratio": 0.97, "running": 3.0, "waiting": 9.0},
+                "gpu": {"vram_ratio": 0.92},
+            },
+        },
+        {
+            "instance": "a100-1",
+            "sample_age_s": 0.1,
+            "sample": {"engine": {"state": "down", "kv_ratio": None}, "gpu": None},
+        },
+        {"instance": "l4-0", "sample_age_s": None, "sample": None},
+    ]
+}
 
 
 def host(port: int, health: str = "HEALTHY", **stats: int) -> dict:
@@ -90,6 +108,17 @@ def test_a_plan_becomes_tiers_and_instances():
     assert (static.instances, static.pressure) == ((), None)
 
 
+def test_what_was_heard_of_an_instance_is_shown_and_what_was_not_is_missing():
+    samples = parse_fleet(FLEET)
+
+    assert samples["a100-0"] == SampleView(
+        state="up", kv_ratio=0.97, running=3.0, waiting=9.0, vram_ratio=0.92, age_s=0.2
+    )
+    assert samples["a100-1"].kv_ratio is None
+    assert samples["a100-1"].vram_ratio is None
+    assert "l4-0" not in samples
+
+
 def test_no_model_is_an_empty_plan():
     assert parse_plan({"models": []}) == ()
 
@@ -102,19 +131,23 @@ def test_attempts_are_requests_and_failed_connections_of_that_endpoint_only():
 
 
 async def test_the_watch_follows_plan_and_engines():
-    async with pages(debug_plan=PLAN, sim_state=STATE) as url, aiohttp.ClientSession() as session:
-        watch = Watch(session, plan_url=f"{url}/debug/plan", engines={"a100-0": url}, proxies={})
+    async with (
+        pages(debug_plan=PLAN, debug_fleet=FLEET, sim_state=STATE) as url,
+        aiohttp.ClientSession() as session,
+    ):
+        watch = Watch(session, server=url, engines={"a100-0": url}, proxies={})
         await watch.look()
 
     assert watch.engines == {"a100-0": STATE}
     assert watch.tiers == parse_plan(PLAN)
+    assert watch.samples == parse_fleet(FLEET)
 
 
 async def test_who_does_not_answer_keeps_the_last_picture():
     async with aiohttp.ClientSession() as session:
         watch = Watch(
             session,
-            plan_url="http://127.0.0.1:9/debug/plan",
+            server="http://127.0.0.1:9",
             engines={"a100-0": "http://127.0.0.1:9"},
             proxies={},
         )
@@ -132,7 +165,7 @@ async def test_a_farewell_is_when_the_counters_stopped_and_when_the_endpoint_was
         return clusters(host(8001, health, rq_total=count))
 
     async with pages(clusters=page) as url, aiohttp.ClientSession() as session:
-        watch = Watch(session, plan_url=url, engines={}, proxies={"sotw": url})
+        watch = Watch(session, server=url, engines={}, proxies={"sotw": url})
         found = await watch.farewell("127.0.0.1:8001", since_s=time.monotonic(), seconds=0.5)
 
     assert found.attempts == 3
@@ -146,17 +179,17 @@ async def test_an_endpoint_that_nobody_takes_away_was_never_told():
         pages(clusters=clusters(host(8001, rq_total=5))) as url,
         aiohttp.ClientSession() as session,
     ):
-        watch = Watch(session, plan_url=url, engines={}, proxies={"sotw": url})
+        watch = Watch(session, server=url, engines={}, proxies={"sotw": url})
         found = await watch.farewell("127.0.0.1:8001", since_s=time.monotonic(), seconds=0.1)
 
     assert (found.attempts, found.last_attempt_after_s, found.told_after_s) == (0, 0.0, None)
 
 
 def scene() -> Scene:
-    watch = Watch(None, plan_url="", engines={}, proxies={})  # type: ignore[arg-type]
+    watch = Watch(None, server="", engines={}, proxies={})  # type: ignore[arg-type]
     made = Scene(watch=watch, tiers={"llama-3-70b": PRIMARY})
     watch.tiers = parse_plan(PLAN)
-    watch.engines = {"a100-0": STATE, "a100-1": {"state": "dead"}}
+    watch.samples = parse_fleet(FLEET)
     made.act = ACTS[1]
     made.record(
         Outcome(
@@ -179,14 +212,14 @@ def test_the_picture_shows_tiers_instances_clients_and_the_timeline():
     console.print(picture(scene()))
     text = console.file.getvalue()
 
-    for word in ("OVERLOAD", "critical", "60%", "97%", "dead", "failed 0", "[for real]"):
+    for word in ("OVERLOAD", "critical", "60%", "97%", "92%", "down", "failed 0", "[for real]"):
         assert word in text
     assert "first byte p50 20 ms" in text
     assert "exceeds [capacity]" in text
 
 
 def test_the_picture_can_be_drawn_before_anything_is_known():
-    empty = Scene(watch=Watch(None, plan_url="", engines={}, proxies={}), tiers={})
+    empty = Scene(watch=Watch(None, server="", engines={}, proxies={}), tiers={})
     console = Console(file=io.StringIO(), width=120)
     console.print(picture(empty))
 
