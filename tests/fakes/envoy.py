@@ -63,10 +63,19 @@ async def eventually(
         await asyncio.sleep(0.01)
 
 
-async def validate(bootstrap: Mapping[str, Any], directory: Path) -> str:
-    """Run `envoy --mode validate`; return its complaint, or "" when the bootstrap is good."""
-    config = directory / "validate.json"
-    config.write_text(json.dumps(bootstrap))
+async def validate(bootstrap: Mapping[str, Any] | bytes, directory: Path) -> str:
+    """Run `envoy --mode validate`; return its complaint, or "" when the bootstrap is good.
+
+    Args:
+        bootstrap: as JSON, or a serialized Bootstrap message.
+        directory: where its file may be written.
+    """
+    if isinstance(bootstrap, bytes):
+        config = directory / "validate.pb"
+        config.write_bytes(bootstrap)
+    else:
+        config = directory / "validate.json"
+        config.write_text(json.dumps(bootstrap))
     process = await asyncio.create_subprocess_exec(
         *(str(envoy_path()), "--mode", "validate", "-c", str(config), "-l", "warning"),
         stdout=asyncio.subprocess.PIPE,

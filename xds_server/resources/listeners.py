@@ -14,7 +14,7 @@ from xds_server.resources.capability import Capability
 from xds_server.resources.clusters import BUFFER_LIMIT_BYTES, ads
 from xds_server.resources.last_net import author_last_net
 from xds_server.resources.names import LISTENER_NAME, ROUTE_CONFIG_NAME
-from xds_server.resources.proto import pack, typed
+from xds_server.resources.proto import Listener, pack, serialize, to_upb, typed
 from xds_server.resources.snapshot import Resource
 from xds_server.resources.static_tier import filter_chains, router, static_listener
 
@@ -27,13 +27,17 @@ def listener_resources(
         domains = {domain for model in topology.models for domain in model.domains}
         exact = sorted(domain for domain in domains if "*" not in domain)
         for name in dict.fromkeys([LISTENER_NAME, *exact]):
-            yield Resource.of(name, bytes(author_api_listener(name)))
+            yield _resource(name, author_api_listener(name))
         return
-    yield Resource.of(LISTENER_NAME, bytes(author_listener(topology, failures=failures)))
+    yield _resource(LISTENER_NAME, author_listener(topology, failures=failures))
     for model in topology.models:
         for tier in model.tiers:
             if tier.is_static:
                 yield static_listener(model, tier)
+
+
+def _resource(name: str, authored: Any) -> Resource:
+    return Resource.of(name, serialize(to_upb(Listener, authored)))
 
 
 def author_listener(topology: Topology, *, failures: FailurePolicy) -> Any:
