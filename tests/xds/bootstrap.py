@@ -38,9 +38,9 @@ def ads_bootstrap(port: int, *, delta: bool, node_id: str = "envoy-1") -> dict[s
     }
 
 
-def per_type_bootstrap(port: int, *, delta: bool) -> dict[str, Any]:
-    """Every type on a stream of its own service."""
-    source = {
+def per_type_source(*, delta: bool) -> dict[str, Any]:
+    """A config source that opens a stream of the type's own service."""
+    return {
         "resource_api_version": "V3",
         "api_config_source": {
             "api_type": "DELTA_GRPC" if delta else "GRPC",
@@ -48,6 +48,11 @@ def per_type_bootstrap(port: int, *, delta: bool) -> dict[str, Any]:
             "grpc_services": [{"envoy_grpc": {"cluster_name": "control_plane"}}],
         },
     }
+
+
+def per_type_bootstrap(port: int, *, delta: bool) -> dict[str, Any]:
+    """Clusters and listeners on streams of their own services."""
+    source = per_type_source(delta=delta)
     return {
         "node": {"id": "envoy-1", "cluster": "test"},
         "dynamic_resources": {"cds_config": source, "lds_config": source},

@@ -23,6 +23,10 @@ from xds_server.resources.snapshot import (
 )
 
 ADS = {"ads": {}, "resource_api_version": "V3"}
+_ROUTER = {
+    "name": "router",
+    "typed_config": {"@type": "type.googleapis.com/envoy.extensions.filters.http.router.v3.Router"},
+}
 
 
 def cluster(name: str, *, timeout_s: float = 1.0, config_source: Mapping = ADS) -> Resource:
@@ -106,14 +110,7 @@ def http_listener(name: str, route_name: str, *, config_source: Mapping = ADS) -
         {
             "stat_prefix": name,
             "rds": {"route_config_name": route_name, "config_source": config_source},
-            "http_filters": [
-                {
-                    "name": "router",
-                    "typed_config": {
-                        "@type": "type.googleapis.com/envoy.extensions.filters.http.router.v3.Router"
-                    },
-                }
-            ],
+            "http_filters": [_ROUTER],
         },
         http_connection_manager_pb2.HttpConnectionManager(),
     )
@@ -139,3 +136,17 @@ def snapshot(
             for type_url, resources in kinds.items()
         }
     )
+
+
+def api_listener(name: str, route_name: str) -> Resource:
+    """A listener as gRPC applications use it: no address, routes by RDS."""
+    manager = ParseDict(
+        {
+            "rds": {"route_config_name": route_name, "config_source": ADS},
+            "http_filters": [_ROUTER],
+        },
+        http_connection_manager_pb2.HttpConnectionManager(),
+    )
+    message = listener_pb2.Listener(name=name)
+    message.api_listener.api_listener.Pack(manager)
+    return Resource.of(name, message.SerializeToString(deterministic=True))
