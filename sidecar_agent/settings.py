@@ -339,7 +339,7 @@ def _problem(error: Mapping[str, Any]) -> str:
     if path.endswith("token"):
         found = "(hidden)"
     if isinstance(found, dict):
-        return f"{path or 'settings'}: {message}"
+        return f"{path}: {message}" if path else message
     return f"{path}: found {_short(found)}, {_expected(message)}"
 
 
