@@ -1,0 +1,133 @@
+"""Envoy itself reads every resource, exactly as served, and has nothing to say against it."""
+
+from __future__ import annotations
+
+import pytest
+from envoy.config.bootstrap.v3.bootstrap_pb2 import Bootstrap
+from envoy.config.cluster.v3.cluster_pb2 import Cluster
+from envoy.extensions.bootstrap.internal_listener.v3 import (
+    internal_listener_pb2,  # noqa: F401 - ParseDict finds it by name
+)
+from envoy.extensions.config.validators.minimum_clusters.v3 import (
+    minimum_clusters_pb2,  # noqa: F401
+)
+from envoy.extensions.filters.network.http_connection_manager.v3.http_connection_manager_pb2 import (
+    HttpConnectionManager,
+)
+from envoy.extensions.upstreams.http.v3 import http_protocol_options_pb2  # noqa: F401
+from google.protobuf.json_format import ParseDict
+
+from tests.fakes.envoy import validate
+from tests.fakes.plans import a_model, a_plan, a_static_tier, a_tier, a_topology
+from xds_server.core.model import StaticAnswer
+from xds_server.core.plan import EndpointHealth
+from xds_server.core.policy import FailurePolicy, Policy
+from xds_server.resources import snapshot as served
+from xds_server.resources.bootstrap import bootstrap
+from xds_server.resources.builder import SnapshotBuilder
+from xds_server.resources.capability import Capability
+from xds_server.resources.render import render
+
+pytestmark = pytest.mark.envoy
+
+LONG = StaticAnswer(
+    status=503,
+    body={"choices": [{"message": {"content": "ü" * 9000}}, {"text": "%REQ(x)% 100%"}]},
+    retry_after_s=0,
+)
+TOPOLOGIES = {
+    "one model": a_topology(),
+    "several models": a_topology(
+        a_model("chat", domains=["a.example", "*.example"]),
+        a_model("a/b c-100%", domains=["a.example"], prefix="/"),
+        a_model("code", prefix="/code/"),
+    ),
+    "five tiers": a_topology(
+        a_model(tiers=[*(a_tier(f"t{i}", f"m{i}", [i + 1]) for i in range(4)), a_static_tier()])
+    ),
+    "no endpoints": a_topology(a_model(tiers=[a_tier("primary", "m", []), a_static_tier()])),
+    "only static": a_topology(a_model(tiers=[a_static_tier(LONG)])),
+    "a long answer": a_topology(a_model(tiers=[a_tier("p", "m", [1]), a_static_tier(LONG)])),
+}
+POLICIES = {
+    "defaults": Policy(),
+    "extremes": Policy(
+        failures=FailurePolicy(
+            consecutive=1, header_timeout_s=0.001, token_stall_s=0.0, static_on_5xx=False
+        )
+    ),
+}
+
+
+def snapshot_of(topology, capability, policy, split=None):
+    names = [instance.id for _, _, instance in topology.instances()]
+    numbers = {
+        "rules": ["kv_pressure", "5% over"],
+        "weights": dict.fromkeys(names, 2**40),
+        "health": dict.fromkeys(names[:1], EndpointHealth.DRAINING),
+    }
+    return SnapshotBuilder(topology, policy, capability).build(a_plan(topology, split, **numbers))
+
+
+def as_static(snapshot):
+    """Put every served byte into one static bootstrap, which Envoy checks without a control plane."""
+    config = ParseDict(
+        bootstrap(node_id="n", cluster="c", xds_host="127.0.0.1", xds_port=1), Bootstrap()
+    )
+    for resource in snapshot.of_type(served.CLUSTER).resources.values():
+        config.static_resources.clusters.add().ParseFromString(resource.body)
+    for name, resource in snapshot.of_type(served.ENDPOINT).resources.items():
+        # Assignments are only checked inside a cluster.
+        cluster = config.static_resources.clusters.add(name=f"check/{name}")
+        cluster.type = Cluster.STATIC
+        cluster.connect_timeout.FromSeconds(1)
+        cluster.load_assignment.ParseFromString(resource.body)
+        cluster.load_assignment.cluster_name = cluster.name
+    for resource in snapshot.of_type(served.LISTENER).resources.values():
+        listener = config.static_resources.listeners.add()
+        listener.ParseFromString(resource.body)
+        typed_config = listener.filter_chains[0].filters[0].typed_config
+        manager = HttpConnectionManager.FromString(typed_config.value)
+        if manager.HasField("rds"):
+            route = snapshot.of_type(served.ROUTE).resources["llm"]
+            manager.route_config.ParseFromString(route.body)
+            typed_config.value = manager.SerializeToString()
+    return config.SerializeToString()
+
+
+@pytest.mark.parametrize("capability", [Capability.COMPOSITE, Capability.AGGREGATE])
+@pytest.mark.parametrize("topology", TOPOLOGIES.values(), ids=TOPOLOGIES.keys())
+async def test_envoy_accepts_every_resource(tmp_path, topology, capability):
+    snapshot = snapshot_of(topology, capability, POLICIES["defaults"])
+    assert await validate(as_static(snapshot), tmp_path) == ""
+
+
+async def test_envoy_accepts_an_extreme_policy(tmp_path):
+    snapshot = snapshot_of(a_topology(), Capability.COMPOSITE, POLICIES["extremes"], [0, 1, 0])
+    assert await validate(as_static(snapshot), tmp_path) == ""
+
+
+async def test_envoy_accepts_the_clusters_of_grpc_clients(tmp_path):
+    snapshot = snapshot_of(a_topology(), Capability.GRPC, Policy())
+    snapshot.types.pop(served.LISTENER)  # Envoy serves no api_listener
+    assert await validate(as_static(snapshot), tmp_path) == ""
+
+
+async def test_the_check_would_notice_a_mistake(tmp_path):
+    snapshot = snapshot_of(a_topology(), Capability.COMPOSITE, Policy())
+    config = Bootstrap.FromString(as_static(snapshot))
+    config.static_resources.clusters[1].outlier_detection.max_ejection_percent.value = 101
+    assert "MaxEjectionPercent" in await validate(config.SerializeToString(), tmp_path)
+
+
+async def test_rendered_resources_can_be_pasted_into_a_configuration(tmp_path):
+    snapshot = snapshot_of(TOPOLOGIES["several models"], Capability.COMPOSITE, Policy())
+    page = render(snapshot)
+    config = bootstrap(node_id="n", cluster="c", xds_host="127.0.0.1", xds_port=1)
+    config["static_resources"]["clusters"] += [
+        each["resource"] for each in page["clusters"]["resources"].values()
+    ]
+    config["static_resources"]["listeners"] = [
+        each["resource"] for each in page["listeners"]["resources"].values()
+    ]
+    assert await validate(config, tmp_path) == ""
