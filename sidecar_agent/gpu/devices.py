@@ -112,7 +112,9 @@ class DeviceReader:
         for known in self._known.values():
             if known.uuid in readings or known.parent_uuid in complete:
                 continue
-            readings[known.uuid] = _vanished(known, readings.get(known.parent_uuid), failed)
+            # A GPU is known before its MIG devices, so that its own reading is there by now.
+            gpu_reading = readings[known.parent_uuid] if known.parent_uuid else None
+            readings[known.uuid] = _vanished(known, gpu_reading, failed)
         self.gpus = found
         self._known = readings
         self._describe(failed)
@@ -258,18 +260,14 @@ def _vanished(
     known: GpuReading, parent: GpuReading | None, failed: dict[int, NvmlStatusError]
 ) -> GpuReading:
     """Return a reading of a device that is not in the driver's list, or not to be had."""
-    if known.parent_uuid:
-        if parent is None:
-            return _lost(known, f"its GPU {known.parent_uuid} is no longer listed by the driver")
-        return _with_parent(faded_gpu(replace(known, health=GpuHealth.UNKNOWN)), parent)
+    if parent is not None:
+        silent = replace(known, health=GpuHealth.UNKNOWN)
+        return _with_parent(faded_gpu(silent, detail="its GPU does not list it now"), parent)
     error = failed.get(known.index)
     if error is None:
-        return _lost(known, "no longer listed by the driver")
+        detail = "no longer listed by the driver"
+        return replace(faded_gpu(known), health=GpuHealth.LOST, detail=detail)
     return _unanswering(known, error.status)
-
-
-def _lost(gpu: GpuReading, detail: str) -> GpuReading:
-    return replace(faded_gpu(gpu), health=GpuHealth.LOST, detail=detail)
 
 
 def _with_parent(device: GpuReading, gpu: GpuReading) -> GpuReading:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from typing import Any
 
 import structlog
@@ -42,6 +43,15 @@ _RETRY_FIRST_S = 1.0
 _RETRY_CAP_S = 30.0
 
 
+@dataclass(slots=True)
+class _Wait:
+    """What one watcher thread waits on."""
+
+    events: Any
+    stop: threading.Event = field(default_factory=threading.Event)
+    is_left_behind: bool = False
+
+
 class XidWatcher:
     """Listens on a session's GPUs. `listen` and `stop` belong to the thread that owns the session."""
 
@@ -60,7 +70,7 @@ class XidWatcher:
         self._notices = Notices()
         self._watched: frozenset[str] = frozenset()
         self._places: dict[int, str] = {}
-        self._stop = threading.Event()
+        self._wait: _Wait | None = None
         self._thread: threading.Thread | None = None
 
     @property
@@ -82,20 +92,23 @@ class XidWatcher:
         except NvmlStatusError as error:
             self._deaf("create", error)
             return
-        if not any([self._register(gpu, events) for gpu in wanted]):  # noqa: C419 - register them all
+        heard = [gpu for gpu in wanted if self._register(gpu, events)]
+        if not heard:
             self._free(events)
             return
-        self._stop = threading.Event()
+        self._wait = _Wait(events)
         self._thread = threading.Thread(
-            target=self._run, args=(events, self._stop), name="gpu-xid", daemon=True
+            target=self._run, args=(self._wait,), name="gpu-xid", daemon=True
         )
         self._thread.start()
 
     def stop(self) -> None:
         """Stop listening; waits for at most two waits of the watcher, then leaves it behind."""
-        self._stop.set()
-        if self._thread is not None:
+        if self._thread is not None and self._wait is not None:
+            self._wait.stop.set()
             self._thread.join(2 * _WAIT_MS / 1000)
+            # A wait that hangs may come back in a later session, in which its event set is none.
+            self._wait.is_left_behind = self._thread.is_alive()
         self._thread = None
         self._watched = frozenset()
 
@@ -117,22 +130,23 @@ class XidWatcher:
                 "gpu_xid_watch_unavailable", gpu=subject, call=error.call, reason=error.text
             )
 
-    def _run(self, events: Any, stop: threading.Event) -> None:
+    def _run(self, wait: _Wait) -> None:
         retry_s = _RETRY_FIRST_S
-        while not stop.is_set():
+        while not wait.stop.is_set():
             try:
-                event = self._calls.call("nvmlEventSetWait_v2", events, _WAIT_MS)
+                event = self._calls.call("nvmlEventSetWait_v2", wait.events, _WAIT_MS)
             except NvmlStatusError as error:
                 if error.status == NvmlStatus.TIMEOUT:
                     retry_s = _RETRY_FIRST_S
                     continue
                 if not self._survives(error):
                     break
-                stop.wait(retry_s)
+                wait.stop.wait(retry_s)
                 retry_s = min(_RETRY_CAP_S, retry_s * 2)
             else:
                 self._take(event)
-        self._free(events)
+        if not wait.is_left_behind:
+            self._free(wait.events)
 
     def _survives(self, error: NvmlStatusError) -> bool:
         """Say what went wrong, once per way; False where waiting again is of no use."""

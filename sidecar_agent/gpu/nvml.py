@@ -36,6 +36,9 @@ log = structlog.get_logger(__name__)
 
 DISTRIBUTION = "nvidia-ml-py"
 
+CGROUP = Path("/sys/fs/cgroup")
+"""This process's own cgroup as a container sees it; a host's root cgroup has no memory.max."""
+
 
 class WrongBindingsError(RuntimeError):
     """`import pynvml` did not give NVIDIA's own bindings; the message names what did."""
@@ -270,7 +273,7 @@ def host_memory() -> SystemMemory:
 def _cgroup_bytes(name: str) -> int | None:
     """Read a limit of cgroup v2; None where there is no such file (not in a container, or v1)."""
     try:
-        text = Path("/sys/fs/cgroup", name).read_text(encoding="ascii")
+        text = (CGROUP / name).read_text(encoding="ascii")
     except OSError:
         return None
     return parse_cgroup_bytes(text)

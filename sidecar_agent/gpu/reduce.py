@@ -14,16 +14,6 @@ from sidecar_agent.gpu.facts import DriverState, GpuHealth, GpuReading, GpuSnaps
 from sidecar_agent.gpu.health import badness
 from sidecar_agent.gpu.visible import canonical_uuid
 
-_OUTDATED = frozenset(
-    {
-        DriverState.STARTING,
-        DriverState.ABSENT,
-        DriverState.FAILED,
-        DriverState.STALLED,
-        DriverState.RELEASED,
-    }
-)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuGroup:
@@ -97,7 +87,7 @@ def reduce_gpus(snapshot: GpuSnapshot, uuids: Iterable[str], *, shared: bool = F
         vram_ratio=max(ratios, default=None),
         vram_free_bytes=int(min(free_known)) if free_known else None,
         shared=shared,
-        read_at=snapshot.read_at,
+        read_at=snapshot.read_at if snapshot.driver is DriverState.OK else None,
         utilization_min=min(busy_known, default=None),
         utilization_max=max(busy_known, default=None),
         memory_total_bytes=_total(devices),
@@ -118,8 +108,8 @@ def vram_ratio(gpu: GpuReading) -> float | None:
 
 def _missing(uuid: str, snapshot: GpuSnapshot) -> GpuReading:
     """Stand in for a GPU that the snapshot does not have: gone if the driver was read, else unknown."""
-    if snapshot.driver in _OUTDATED:
-        return GpuReading(uuid=uuid, index=0, detail=snapshot.detail)
+    if snapshot.driver is not DriverState.OK:
+        return GpuReading(uuid=uuid, index=0)
     return GpuReading(uuid=uuid, index=0, health=GpuHealth.LOST, detail="not on this host")
 
 

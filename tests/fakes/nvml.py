@@ -71,7 +71,9 @@ class FakeNvml:
         self.refcount = 0
         self.hang = threading.Event()
         self.hang.set()
-        """Cleared: calls do not come back until it is set."""
+        """Cleared: calls do not come back until it is set; waits for events have their own."""
+        self.wait_hang = threading.Event()
+        self.wait_hang.set()
         self.events: list[tuple[FakeGpu, int, int]] = []
         """(GPU, XID, GPU instance) that the next waits deliver."""
         self._addresses: dict[int, FakeGpu] = {}
@@ -85,8 +87,7 @@ class FakeNvml:
 
         def call(*args: Any) -> int:
             self.calls[symbol] += 1
-            if symbol != WAIT:
-                self.hang.wait()
+            (self.wait_hang if symbol == WAIT else self.hang).wait()
             if symbol in self.errors:
                 return self.errors[symbol]
             if symbol != "nvmlInitWithFlags" and not self.refcount:

@@ -9,11 +9,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from demo.nvmlstub import StubState
 from tests.fakes.nvml import FakeNvml, GpuProcess, install, stub_library
 
 SCRIPT = Path(__file__).with_name("gpu_process.py")
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> Iterator[None]:
+    """Keep what daemon threads log out of the test run's own output."""
+    with capture_logs():
+        yield
 
 
 @pytest.fixture
