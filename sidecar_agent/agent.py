@@ -47,6 +47,8 @@ class Instance:
     sample: Sample | None = None
     sequence: int = 0
     draining: bool = False
+    drain_sequence: int = 0
+    """The first sample that said so; older confirmations are of an earlier drain."""
     outcomes: Counter[str] = field(default_factory=Counter)
     rejected: int = 0
     last_said: tuple[Any, ...] = ()
@@ -137,6 +139,7 @@ class Agent:
         instance = self.instances[name]
         if instance.draining != draining:
             instance.draining = draining
+            instance.drain_sequence = instance.sequence + 1
             self._log.info("drain_changed", instance=name, draining=draining)
             self._publish(instance)
 
@@ -282,6 +285,7 @@ def describe(agent: Agent, instance: Instance, now: float) -> Mapping[str, Any]:
     facts = instance.engine.facts
     outcome = instance.outcome
     taken = agent.uplink.status.taken.get(instance.settings.name)
+    confirmed = taken is not None and taken.drained and taken.sequence >= instance.drain_sequence
     fresh = facts is not None and outcome is not None and outcome.kind is not OutcomeKind.BAD_PAGE
     return {
         "instance": instance.settings.name,
@@ -296,7 +300,7 @@ def describe(agent: Agent, instance: Instance, now: float) -> Mapping[str, Any]:
         "warnings": list(facts.warnings) if facts else [],
         "gpu": None if instance.gpu is None else instance.gpu.health.value,
         "draining": instance.draining,
-        "drained": bool(taken and taken.drained and instance.draining),
+        "drained": confirmed and instance.draining,
         "sequence": instance.sequence,
         "taken_sequence": taken.sequence if taken else None,
         "refusal": getattr(

@@ -98,7 +98,7 @@ class _Strict(BaseModel):
 class InstanceSettings(_Strict):
     """One engine server process and the GPUs it runs on."""
 
-    name: Annotated[str, Field(min_length=1, max_length=253)]
+    name: Annotated[str, Field(min_length=1, max_length=200)]
     url: Annotated[str, AfterValidator(_url)]
     """Base URL of the engine, or the full URL of its metrics page."""
     engine: Annotated[str, AfterValidator(_engine)] = AUTO
@@ -187,7 +187,7 @@ class LogSettings(_Strict):
 class Settings(_Strict):
     """Everything an agent is told."""
 
-    node: str = ""
+    node: Annotated[str, Field(max_length=200)] = ""
     """Name of this agent; empty = NODE_NAME, then the host's name."""
     control_plane: ControlPlaneSettings = Field(default_factory=ControlPlaneSettings)
     instances: tuple[InstanceSettings, ...] = Field(default=(), max_length=256)

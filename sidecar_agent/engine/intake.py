@@ -11,6 +11,9 @@ from sidecar_agent.engine.exposition import Page, Series
 _ROUNDING: Final = 1e-6
 """A full cache may come out as 1.0000000002; that is full, not one percent."""
 
+MAX_COUNT: Final = 1e15
+"""More tokens than any engine makes; the control plane refuses samples with larger numbers."""
+
 
 class Intake:
     """Collects the numbers of one page; counts what it refuses and says why."""
@@ -38,9 +41,9 @@ class Intake:
         return [min(value, 1.0) for value in usable]
 
     def counts(self, series: Iterable[Series]) -> list[float]:
-        """Return the finite, non-negative values; the rest is rejected."""
+        """Return the values that can be counts; negative, NaN and absurdly large ones are rejected."""
         values = [series.value for series in series]
-        usable = [value for value in values if value >= 0.0 and math.isfinite(value)]
+        usable = [value for value in values if 0.0 <= value < MAX_COUNT]
         self._reject(len(values) - len(usable), "count")
         return usable
 
