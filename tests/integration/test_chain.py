@@ -367,3 +367,14 @@ async def test_with_the_control_plane_gone_the_chain_still_fails_over(tmp_path):
         assert await lab.ask_many(5) == {FAILED_OVER: 5}
         lab.small.mode = "500"
         assert await lab.ask_many(5) == {STATIC: 5}
+
+
+async def test_an_idle_connection_is_closed_before_the_engine_closes_it(tmp_path):
+    """uvicorn and cpp-httplib do so after 5 s; a request sent into that would count as a failure."""
+    async with chain_lab(tmp_path) as lab:
+        await lab.ask()
+
+        async def closed():
+            return await lab.envoy.stat("cluster.chat/primary.upstream_cx_idle_timeout") == 1
+
+        await lab.envoy.until(closed, what="the idle connection closed", timeout_s=4.9)

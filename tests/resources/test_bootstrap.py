@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
+import yaml
 
 from tests.fakes.envoy import validate
 from xds_server.resources.bootstrap import bootstrap
@@ -54,3 +56,20 @@ def test_a_control_plane_by_name_is_looked_up(host, kind):
 def test_it_is_plain_json():
     config = bootstrap(**PLAIN)
     assert json.loads(json.dumps(config)) == config
+
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "envoy"
+
+
+@pytest.mark.parametrize(
+    ("name", "delta"), [("bootstrap.yaml", False), ("bootstrap-delta.yaml", True)]
+)
+def test_the_examples_are_what_the_command_prints(name, delta):
+    example = yaml.safe_load((EXAMPLES / name).read_text())
+    assert example == bootstrap(
+        node_id="envoy-1", cluster="llm", xds_host="xds-server", xds_port=18000, delta=delta
+    )
+
+
+def test_no_python_lives_in_the_folder_that_shares_its_name_with_a_library():
+    assert not list(EXAMPLES.rglob("*.py"))

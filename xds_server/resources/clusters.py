@@ -21,6 +21,9 @@ from xds_server.resources.snapshot import Resource
 BUFFER_LIMIT_BYTES = 8 * 1024 * 1024
 """Envoy's default of 1 MiB answers 413 to long prompts and images."""
 CONNECT_TIMEOUT_S = 1.0
+KEEP_ALIVE_S = 4.0
+"""Idle connections are closed before the engine does so, after 5 s in uvicorn (vLLM, SGLang) and
+cpp-httplib (llama.cpp): a request sent into a connection that is just closing looks like a failure."""
 INITIAL_FETCH_TIMEOUT_S = 5.0
 """How long a cluster may wait for its endpoints before it goes live without (Envoy's default: 15)."""
 UNBOUNDED = 1_000_000
@@ -113,6 +116,7 @@ def author_tier_cluster(name: str, *, failures: FailurePolicy, capability: Capab
         return cluster
     cluster.per_connection_buffer_limit_bytes = BUFFER_LIMIT_BYTES
     cluster.circuit_breakers = _breakers()
+    cluster.typed_extension_protocol_options = _http_options(idle_s=KEEP_ALIVE_S)
     cluster.common_lb_config = c.ClusterCommonLbConfig(
         # With panic, a fully ejected tier would be given requests instead of the next one.
         healthy_panic_threshold=typed.type.Percent(value=0),
@@ -154,7 +158,7 @@ def author_static_cluster(name: str, *, index: int, listener: str, served: str) 
         load_assignment=e.ClusterLoadAssignment(
             cluster_name=name, endpoints=[e.LocalityLbEndpoints(lb_endpoints=[endpoint])]
         ),
-        typed_extension_protocol_options=_filters(index),
+        typed_extension_protocol_options=_http_options(http_filters=chain_filters(index)),
     )
 
 
@@ -169,17 +173,22 @@ def author_chain(name: str, *, start: int, members: Sequence[str], capability: C
         cluster_type=c.ClusterCustomClusterType(
             name=_CHAIN_TYPES[capability], typed_config=pack(chain_config(members, capability))
         ),
-        typed_extension_protocol_options=_filters(start),
+        typed_extension_protocol_options=_http_options(http_filters=chain_filters(start)),
     )
 
 
-def _filters(start: int) -> dict[str, Any]:
-    options = typed.http_options.HttpProtocolOptions(
-        explicit_http_config=typed.http_options.HttpProtocolOptionsExplicitHttpConfig(
+def _http_options(*, idle_s: float | None = None, http_filters: Sequence[Any] = ()) -> Any:
+    o = typed.http_options
+    options = o.HttpProtocolOptions(
+        explicit_http_config=o.HttpProtocolOptionsExplicitHttpConfig(
             http_protocol_options=typed.core.Http1ProtocolOptions()
         ),
-        http_filters=chain_filters(start),
+        http_filters=list(http_filters),
     )
+    if idle_s is not None:
+        options.common_http_protocol_options = typed.core.HttpProtocolOptions(
+            idle_timeout=duration(idle_s)
+        )
     return {"envoy.extensions.upstreams.http.v3.HttpProtocolOptions": pack(options)}
 
 
