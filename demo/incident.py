@@ -38,6 +38,7 @@ from demo.watch import Farewell, Watch
 
 TIERS = {PRIMARY_MODEL: PRIMARY, FALLBACK_MODEL: FALLBACK}
 """Tier of each model that answers; the static answer's model is called like its tier."""
+PROTOCOLS = {"sotw": "state of the world", "delta": "delta"}
 DRAIN_S = 12.0
 """How long answers may take that are under way when the play ends."""
 DEAD_WATCH_S = 2.0
@@ -145,6 +146,14 @@ class Incident:
         console.print(outcome_table(table_rows, (PRIMARY, FALLBACK, STATIC)))
         console.print()
         console.print(effect_table(found))
+        console.print()
+        for proxy, protocol in PROTOCOLS.items():
+            mine = [each for each in outcomes if each.proxy == proxy]
+            failed = sum(each.verdict(self._scene.deaths) is Verdict.FAILED for each in mine)
+            _say(
+                console,
+                f"Through the Envoy that speaks {protocol}: {len(mine)} requests, {failed} failed.",
+            )
         faults = [
             f"failed: {each.kind} request through {each.proxy} at "
             f"{each.started_s - self._scene.started_s:.1f} s: {each.error}"
@@ -184,6 +193,7 @@ async def perform(console: Console, *, seconds: float, keep: bool) -> int:
     envoy = envoy_binary()
     directory = Path(tempfile.mkdtemp(prefix="gpu-xds-demo-"))
     is_good = False
+    _say(console, "Starting three engines, their agents, the control plane and two Envoys ...")
     try:
         async with Children(directory) as children, aiohttp.ClientSession() as session:
             stage = await build(children, session, directory, envoy=envoy)

@@ -63,13 +63,13 @@ class Act:
 ACTS = (
     Act(
         name="normal",
-        seconds=8,
+        seconds=6,
         rate=10,
         says="half of what the 70B pool can do: everything is answered by the 70B",
     ),
     Act(
         name="overload",
-        seconds=16,
+        seconds=14,
         rate=28,
         says="the 70B pool runs out of KV cache; the control plane spills to the 8B",
     ),
@@ -82,13 +82,13 @@ ACTS = (
     ),
     Act(
         name="both full",
-        seconds=14,
+        seconds=12,
         rate=56,
         says="more than both models can take: what is left over gets the static answer",
     ),
     Act(
         name="recovery",
-        seconds=26,
+        seconds=20,
         rate=10,
         says=f"the load falls, {VICTIM} returns in stages, the 70B takes everything back",
     ),

@@ -19,6 +19,7 @@ from demo import nvmlstub
 from demo.children import Child, Children, DemoError, free_ports
 from demo.gpu_memory import uuid_of
 from demo.play import MODEL, PARTS, RELOAD_S, Part, configuration
+from xds_server.resources.bootstrap import bootstrap
 
 ROOT = Path(__file__).resolve().parents[1]
 PROXIES = {"sotw": False, "delta": True}
@@ -190,9 +191,18 @@ async def _start_envoy(
 ) -> str:
     """Start an Envoy and return its admin URL."""
     admin_port_file = directory / f"envoy-{name}.admin"
-    bootstrap = await _bootstrap(name, xds=xds, delta=delta)
+    host, _, port = xds.rpartition(":")
+    # What `xds-server bootstrap` prints.
+    document = bootstrap(
+        node_id=f"demo-{name}",
+        cluster="demo",
+        xds_host=host,
+        xds_port=int(port),
+        admin_port=0,
+        delta=delta,
+    )
     config = directory / f"envoy-{name}.json"
-    config.write_text(json.dumps(bootstrap, indent=1))
+    config.write_text(json.dumps(document, indent=1))
     child = await children.start(
         f"envoy-{name}",
         [
@@ -207,25 +217,6 @@ async def _start_envoy(
 
     address = await children.until(written, what=f"the start of {child.name}", timeout_s=START_S)
     return f"http://{address}"
-
-
-async def _bootstrap(name: str, *, xds: str, delta: bool) -> dict[str, Any]:
-    """Ask the control plane's own command for a bootstrap."""
-    command = [
-        *(sys.executable, "-m", "xds_server", "bootstrap", "--node-id", f"demo-{name}"),
-        *("--server", xds, "--admin-port", "0"),
-    ]
-    process = await asyncio.create_subprocess_exec(
-        *command,
-        *(["--delta"] if delta else []),
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-    )
-    out, err = await process.communicate()
-    if process.returncode != 0:
-        raise DemoError(f"no bootstrap for Envoy {name}: {err.decode(errors='replace').strip()}")
-    bootstrap: dict[str, Any] = json.loads(out)
-    return bootstrap
 
 
 async def _serving(children: Children, session: aiohttp.ClientSession, admin: str) -> str:

@@ -60,7 +60,7 @@ def flush(scene: Scene, console: Console) -> None:
 
 def plain_line(scene: Scene) -> str:
     """Return the picture in one line."""
-    tiers = ", ".join(_plain_tier(each) for each in scene.watch.tiers) or "no plan yet"
+    tiers = ", ".join(_plain_tier(each, scene) for each in scene.watch.tiers) or "no plan yet"
     rate = scene.act.rate if scene.act is not None else 0
     return (
         f"{scene.elapsed_s:5.1f} s  [{rate:g} req/s] {tiers}; "
@@ -69,11 +69,15 @@ def plain_line(scene: Scene) -> str:
     )
 
 
-def _plain_tier(tier: TierView) -> str:
-    inside = " ".join(
-        f"{each.name}:{each.state}:{_ratio(each.pressure)}" for each in tier.instances
-    )
+def _plain_tier(tier: TierView, scene: Scene) -> str:
+    inside = " ".join(_plain_instance(each, scene) for each in tier.instances)
     return f"{tier.name} {tier.share:.0%} {tier.level}" + (f" ({inside})" if inside else "")
+
+
+def _plain_instance(instance: InstanceView, scene: Scene) -> str:
+    sample = scene.watch.samples.get(instance.name)
+    kv_ratio, waiting = (sample.kv_ratio, sample.waiting) if sample else (None, None)
+    return f"{instance.name} {instance.state} kv {_ratio(kv_ratio)} queue {_count(waiting)}"
 
 
 def picture(scene: Scene) -> Group:
@@ -115,7 +119,7 @@ def _tier_table(scene: Scene) -> Table:
 
 def _instance_table(scene: Scene) -> Table:
     table = Table(expand=True, title="instances", title_justify="left")
-    for name in ("instance", "state", "ceiling", "weight", "pressure"):
+    for name in ("instance", "state", "ceiling", "weight"):
         table.add_column(name, no_wrap=True)
     for name in ("engine", "KV cache", "running", "waiting", "VRAM"):
         table.add_column(name, no_wrap=True, justify="right")
@@ -131,15 +135,14 @@ def _instance_table(scene: Scene) -> Table:
     return table
 
 
-def _instance_cells(plan: InstanceView | None) -> tuple[Text, str, str, Text]:
+def _instance_cells(plan: InstanceView | None) -> tuple[Text, str, str]:
     if plan is None:
-        return Text("?"), "", "", Text("")
+        return Text("?"), "", ""
     weight = "-" if plan.health != "healthy" or plan.weight is None else str(plan.weight)
     return (
         Text(plan.state, style=STATE_STYLES.get(plan.state, "")),
         _ratio(plan.ceiling),
         weight,
-        _bar(plan.pressure, "red" if (plan.pressure or 0) > 0.95 else "blue", cells=10),
     )
 
 

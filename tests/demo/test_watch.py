@@ -233,7 +233,7 @@ def test_plain_lines_are_one_line_each_and_said_once():
     flush(made, console)
 
     assert console.file.getvalue().count("\n") == 1
-    assert "primary 60% critical (a100-0:healthy:- a100-1:healthy:-)" in plain_line(made)
+    assert "(a100-0 healthy kv 97% queue 9 a100-1 healthy kv - queue -)" in plain_line(made)
 
 
 def test_the_acts_can_be_paced_without_changing_their_loads():
