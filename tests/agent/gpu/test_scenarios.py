@@ -119,7 +119,7 @@ def test_a_lost_gpu_breaks_its_instance_within_one_interval_and_no_other(run, st
     changed_at = time.monotonic()
     state.fail(0, LOST)
     line = process.wait_for(health(A, "lost"))
-    assert line["at"] - changed_at < 0.2 + 0.15
+    assert line["at"] - changed_at < 0.2 + 0.5, "one interval, and some time for a busy machine"
     assert line["groups"]["tp4"]["health"] == "lost"
     assert A in line["groups"]["tp4"]["detail"]
     assert line["groups"]["other"]["health"] == "ok"
@@ -150,18 +150,26 @@ def watching(process):
     process.wait_for(lambda _: process.calls.get("nvmlEventSetWait_v2", 0) > 0)
 
 
-def test_xid_79_takes_a_gpu_out_at_once_and_it_comes_back(run, state):
+def test_xid_79_takes_a_gpu_out_at_once(run, state):
     state.gpu(0, uuid=A, total=80 * GIB)
     state.gpu(1, uuid=B, total=80 * GIB)
-    process = run(interval_s=1.0, hold_s=0.3, instances={"one": [A], "two": [B]})
+    process = run(interval_s=60, instances={"one": [A], "two": [B]})
+    watching(process)
+    state.xid(0, 79)
+    line = process.wait_for(health(A, "reset_required"))  # the next reading is a minute away
+    assert line["groups"]["one"]["detail"] == "XID 79: held for 60 s"
+    assert line["groups"]["two"]["health"] == "ok"
+
+
+def test_a_gpu_comes_back_after_its_hold(run, state):
+    state.gpu(0, uuid=A, total=80 * GIB)
+    process = run(hold_s=0.3)
     watching(process)
     raised_at = time.monotonic()
     state.xid(0, 79)
-    line = process.wait_for(health(A, "reset_required"))
-    assert line["at"] - raised_at < 0.3, "not at the next reading, which is a second away"
-    assert line["groups"]["one"]["detail"] == "XID 79: held for 0.3 s"
-    assert line["groups"]["two"]["health"] == "ok"
-    process.wait_for(health(A, "ok"))
+    process.wait_for(health(A, "reset_required"))
+    line = process.wait_for(health(A, "ok"))
+    assert line["at"] - raised_at > 0.3
     assert process.stop() == 0
     assert len(process.logged("gpu_xid_received")) == 1
     assert len(process.logged("gpu_xid_cleared")) == 1
@@ -181,24 +189,19 @@ def test_a_gpu_stays_out_while_the_driver_asks_for_its_recovery(run, state):
     process.wait_for(health(A, "ok"))
 
 
-@pytest.mark.parametrize("xid", [13, 31, 43, 45, 94])
-def test_an_applications_xid_is_counted_and_takes_nothing_out(run, state, xid):
+def test_applications_xids_are_counted_and_take_nothing_out(run, state):
     state.gpu(0, uuid=A, total=80 * GIB)
     process = run()
     watching(process)
-    state.xid(0, xid)
-    line = process.wait_for(lambda line: line["gpus"].get(A, {}).get("recent_xids"))
+    xids = [13, 31, 43, 45, 94, 31]
+    for xid in xids:
+        state.xid(0, xid)
+    line = process.wait_for(lambda line: line["gpus"][A]["recent_xids"] == xids)
     assert line["gpus"][A]["health"] == "ok"
-    assert line["gpus"][A]["recent_xids"] == [xid]
-
-
-def test_the_same_xid_twice_counts_twice(run, state):
-    state.gpu(0, uuid=A, total=80 * GIB)
-    process = run()
-    watching(process)
-    state.xid(0, 31)
-    state.xid(0, 31)
-    process.wait_for(lambda line: line["gpus"][A]["recent_xids"] == [31, 31])
+    assert process.stop() == 0
+    assert {line["gpus"][A]["health"] for line in process.lines if A in line.get("gpus", {})} == {
+        "ok"
+    }
 
 
 def test_a_driver_that_is_installed_later_is_picked_up(run, state, tmp_path, library):
@@ -260,7 +263,7 @@ def test_a_call_that_hangs_stalls_the_snapshot_and_nothing_else(run, state):
     first = len(process.lines)
     process.wait_for(lambda _: len(process.lines) > first + 20)
     beats = [line["at"] for line in process.lines[first:]]
-    assert max(b - a for a, b in itertools.pairwise(beats)) < 0.25, "always on time"
+    assert max(b - a for a, b in itertools.pairwise(beats)) < 0.5, "always on time"
     assert process.calls["peak_in_flight"] == 1, "no second call behind the one that hangs"
     state.set("hang", None)
     process.wait_for(ok)
@@ -363,14 +366,17 @@ def test_pods_that_are_time_sliced_onto_one_gpu_share_it(run, state):
     assert {group["vram_ratio"] for group in line["groups"].values()} == {0.5}
 
 
-@pytest.mark.parametrize(
-    ("bits", "wanted"),
-    [(0x4, "ok"), (0x20, "ok"), (0x40, "throttled"), (0x80, "throttled"), (0x8, "throttled")],
-    ids=["power cap", "software thermal", "hardware thermal", "power brake", "hardware slowdown"],
-)
-def test_only_the_hardwares_brakes_throttle(run, state, bits, wanted):
-    state.gpu(0, uuid=A, total=80 * GIB, throttle=bits)
-    assert run().wait_for(ok)["gpus"][A]["health"] == wanted
+def test_only_the_hardwares_brakes_throttle(run, state):
+    state.gpu(0, uuid=A, total=80 * GIB)
+    process = run()
+    brakes = {"hardware thermal": 0x40, "power brake": 0x80, "hardware slowdown": 0x8}
+    normal = {"power cap": 0x4, "software thermal": 0x20, "idle": 0x1}
+    for name, bits in (brakes | normal).items():
+        state.gpu(0, throttle=bits)
+        line = process.wait_for(
+            lambda line, bits=bits: ok(line) and number(line, A, "clocks_event_reasons") == bits
+        )
+        assert line["gpus"][A]["health"] == ("throttled" if name in brakes else "ok"), name
 
 
 def test_sigusr1_lets_go_of_the_driver_and_takes_it_up_again(run, state):

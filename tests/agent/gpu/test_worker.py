@@ -89,6 +89,8 @@ def worker(scripted):
     scripted.gate.set()
     for one in made:
         one.close(grace_s=5)
+        if one._thread.is_alive():  # it was overdue, so closing did not wait for it
+            one._thread.join(5)
 
 
 def test_before_the_first_reading_it_is_starting(worker):
@@ -167,7 +169,7 @@ def test_latest_returns_at_once_while_a_call_hangs(worker, scripted):
     started = time.monotonic()
     for _ in range(100):
         one.latest()
-    assert time.monotonic() - started < 0.1
+    assert time.monotonic() - started < 1
 
 
 def test_closing_leaves_a_hung_driver_behind(worker, scripted):
@@ -179,7 +181,7 @@ def test_closing_leaves_a_hung_driver_behind(worker, scripted):
     with capture_logs() as logs:
         started = time.monotonic()
         assert one.close(grace_s=5) is False
-        assert time.monotonic() - started < 0.1
+        assert time.monotonic() - started < 1
     assert [log["event"] for log in logs] == ["gpu_driver_left_behind"]
 
 
