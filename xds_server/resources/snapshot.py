@@ -61,6 +61,11 @@ class Snapshot:
 
     types: Mapping[str, TypeSnapshot]
 
+    @cached_property
+    def versions(self) -> Mapping[str, str]:
+        """Version of each type that has a resource, found once for all streams."""
+        return {name: each.version for name, each in self.types.items() if each.resources}
+
     def of_type(self, type_url: str) -> TypeSnapshot:
         """Return the resources of a type, which may be none."""
         return self.types.get(type_url) or TypeSnapshot(type_url, {})

@@ -15,15 +15,13 @@ class SnapshotCache:
 
     def __init__(self) -> None:
         self._snapshots: dict[Capability, Snapshot] = {}
-        self._versions: dict[Capability, dict[str, str]] = {}
         self._listeners: list[Listener] = []
 
     def publish(self, capability: Capability, snapshot: Snapshot) -> None:
         """Serve a snapshot from now on and wake all streams of the group; equal content does nothing."""
-        versions = {name: each.version for name, each in snapshot.types.items() if each.resources}
-        if self._versions.get(capability) == versions:
+        previous = self._snapshots.get(capability)
+        if previous is not None and previous.versions == snapshot.versions:
             return
-        self._versions[capability] = versions
         self._snapshots[capability] = snapshot
         for listener in self._listeners:
             listener(capability, snapshot)

@@ -44,8 +44,10 @@ class Channel:
     """The group that is tried by the pending response."""
     retry_at: float = 0.0
     fresh: bool = True
-    settled: str | None = None
-    """Version of the type in the snapshot for which nothing is left to send."""
+    due: bool = True
+    """Whether there may be something to send."""
+    seen: str = ""
+    """Version of the type in the snapshot that was looked at last; empty = no resources."""
     serial: int = 0
     """Newest nonce of the type on the stream."""
     nonce: str = ""

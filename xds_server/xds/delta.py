@@ -55,7 +55,7 @@ class DeltaSession:
             wanted = incremental(
                 None, subscribe=subscribe, unsubscribe=unsubscribe, type_url=request.type_url
             )
-            channel = exchange.channels[request.type_url] = Channel(request.type_url, wanted)
+            channel = exchange.open(request.type_url, wanted)
             exchange.recall(channel, request.known)
         else:
             self._settle(channel, request, now)

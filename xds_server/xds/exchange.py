@@ -26,7 +26,7 @@ from xds_server.xds.answer import Protocol, Question, Rejection
 from xds_server.xds.blame import culprits
 from xds_server.xds.channel import NO_REJECTIONS, NONE, Channel, Refusal
 from xds_server.xds.rendered import Rendered, Response
-from xds_server.xds.subscription import FULL_STATE
+from xds_server.xds.subscription import FULL_STATE, Subscription
 from xds_server.xds.view import View
 
 GATE_S = 2.0
@@ -51,6 +51,17 @@ class Exchange:
         self.snapshot: Snapshot | None = None
         self.deadline: float | None = None
         """When `advance` has to be called even if nothing else happens."""
+
+    def open(self, type_url: str, subscription: Subscription) -> Channel:
+        """Begin with a type; `channels` stay in push order."""
+        channel = self.channels[type_url] = Channel(type_url, subscription)
+        if self.snapshot is not None:
+            channel.seen = self.snapshot.versions.get(type_url, "")
+        if len(self.channels) > 1:
+            ordered = sorted(self.channels.items(), key=_place)
+            self.channels.clear()
+            self.channels.update(ordered)
+        return channel
 
     def ack(self, channel: Channel, now: float) -> None:
         """Take the pending response as accepted."""
@@ -91,7 +102,7 @@ class Exchange:
         channel.refusal = Refusal(response.version, error, names, now)
         # A refused response without new content was a mere removal: asking again would change nothing.
         self._settle(channel, channel.held if changed else response.view)
-        channel.settled = None
+        channel.due = True
         return channel.refusal
 
     def _settle(self, channel: Channel, held: View) -> None:
@@ -104,7 +115,7 @@ class Exchange:
         channel.held = self._rendered.without(channel.held, names)
         if channel.pending is not None:
             channel.forgotten |= names
-        channel.settled = None
+        channel.due = True
 
     def recall(self, channel: Channel, versions: Mapping[str, str]) -> None:
         """Take the versions by name as held by the client."""
@@ -113,7 +124,12 @@ class Exchange:
     def publish(self, snapshot: Snapshot) -> None:
         """Make a snapshot the one to bring the client to."""
         self.snapshot = snapshot
+        versions = snapshot.versions
         for channel in self.channels.values():
+            version = versions.get(channel.type_url, "")
+            if channel.seen != version:
+                channel.seen = version
+                channel.due = True
             if channel.rejected:
                 current = snapshot.of_type(channel.type_url).resources
                 self._pardon(
@@ -134,7 +150,7 @@ class Exchange:
         channel.rejected -= rejections
         left = (group - rejections for group in channel.suspects)
         channel.suspects = tuple(group for group in left if group)
-        channel.settled = None
+        channel.due = True
 
     def advance(self, now: float) -> list[Response]:
         """Return all responses that may go out now, in push order."""
@@ -143,13 +159,10 @@ class Exchange:
             return []
         self.deadline = None
         responses: list[Response] = []
-        for type_url in PUSH_ORDER:
-            channel = self.channels.get(type_url)
-            if channel is None or channel.pending is not None:
+        for channel in self.channels.values():
+            if not channel.due or channel.pending is not None:
                 continue
-            current = snapshot.of_type(type_url)
-            if channel.settled == current.version and not channel.suspects:
-                continue
+            current = snapshot.of_type(channel.type_url)
             response = self._next(channel, current, now)
             while response is None and self._try_suspects(channel, now):
                 response = self._next(channel, current, now)
@@ -189,7 +202,7 @@ class Exchange:
             retained=retained,
         )
         response = self._rendered.response(question, current, after=channel.serial)
-        channel.settled = None if blocked or retained else current.version
+        channel.due = bool(blocked or retained or channel.suspects)
         if response is None:
             channel.asked = NONE
             if not channel.rejected:
@@ -205,7 +218,7 @@ class Exchange:
         channel.sent_version = response.version
         channel.sent_at = now
         clusters = self.channels.get(CLUSTER)
-        if channel.type_url in _NAMES_CLUSTERS and clusters and clusters.settled is None:
+        if channel.type_url in _NAMES_CLUSTERS and clusters and clusters.due:
             self._wake(now + GATE_S)  # Clusters may be waiting for this response to be ACKed.
         if channel is clusters and response.changed:
             endpoints = self.channels.get(ENDPOINT)
@@ -218,10 +231,9 @@ class Exchange:
         clusters = self.channels.get(CLUSTER)
         if clusters is None or not clusters.subscription.wildcard or self.snapshot is None:
             return NONE
-        known = self.snapshot.of_type(CLUSTER)
-        if clusters.settled == known.version and not (clusters.pending or clusters.rejected):
+        if not (clusters.due or clusters.pending or clusters.rejected):
             return NONE
-        coming = known.resources
+        coming = self.snapshot.of_type(CLUSTER).resources
         accepted = clusters.held.held
         if clusters.pending is not None and now >= clusters.sent_at + GATE_S:
             accepted = clusters.pending.view.held
@@ -276,6 +288,10 @@ class Exchange:
     def _wake(self, at: float) -> None:
         if self.deadline is None or at < self.deadline:
             self.deadline = at
+
+
+def _place(item: tuple[str, Channel]) -> int:
+    return PUSH_ORDER.index(item[0])
 
 
 def _halves(group: frozenset[Rejection]) -> tuple[frozenset[Rejection], frozenset[Rejection]]:

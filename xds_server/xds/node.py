@@ -5,12 +5,10 @@ Envoy lists every extension compiled into it, about 400 of them, in its node; on
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import dataclass
 
 from xds_server.resources.capability import Capability
 
-COMPOSITE_EXTENSION = "envoy.clusters.composite"
 MAX_NODE_ID_BYTES = 1024
 """Istio's ids (type~ip~pod.namespace~domain) stay under 600: two DNS names of 253 characters each."""
 
@@ -32,9 +30,7 @@ class Proxy:
     capability: Capability
 
 
-def describe(
-    *, node_id: str, cluster: str, agent: str, version: str, extensions: Collection[str]
-) -> Proxy:
+def describe(*, node_id: str, cluster: str, agent: str, version: str, composite: bool) -> Proxy:
     """Make a proxy of the fields of its node (R2).
 
     Args:
@@ -42,7 +38,7 @@ def describe(
         cluster: `node.cluster`.
         agent: `node.user_agent_name`.
         version: `node.user_agent_version` or the build version as text.
-        extensions: Names of the extensions the proxy says it has.
+        composite: Whether the composite cluster is among its extensions.
 
     Raises:
         BadNodeError: The id is missing, too long or not printable.
@@ -54,12 +50,10 @@ def describe(
         raise BadNodeError(f"node.id has {size} bytes: expected at most {MAX_NODE_ID_BYTES}")
     if not node_id.isprintable():
         raise BadNodeError(f"node.id {node_id!a} has control characters: expected text")
-    return Proxy(node_id, cluster, agent, version, _capability(agent, extensions))
+    return Proxy(node_id, cluster, agent, version, _capability(agent, composite=composite))
 
 
-def _capability(agent: str, extensions: Collection[str]) -> Capability:
+def _capability(agent: str, *, composite: bool) -> Capability:
     if agent.lower().startswith("grpc"):
         return Capability.GRPC
-    if COMPOSITE_EXTENSION in extensions:
-        return Capability.COMPOSITE
-    return Capability.AGGREGATE
+    return Capability.COMPOSITE if composite else Capability.AGGREGATE

@@ -25,6 +25,10 @@ SERVICE_FILES = (ads_pb2, cds_pb2, csds_pb2, eds_pb2, lds_pb2, rds_pb2)
 MAX_CACHED_REQUEST_BYTES = 8192
 _CACHED_REQUESTS = 1024
 
+_COMPOSITE = b"\x0a\x18envoy.clusters.composite"
+"""Field 1, the name, of an `Extension`. A node lists 400 of them: looking for the bytes costs 5 us, making
+400 Python objects 100 us, for each of the thousands of proxies that reconnect at once."""
+
 
 class BadRequestError(ValueError):
     """Bytes that are not the message that was expected."""
@@ -72,7 +76,7 @@ def _parse_sotw(raw: bytes) -> SotwRequest:
         version=message.version_info,
         nonce=message.response_nonce,
         error=message.error_detail.message if message.HasField("error_detail") else None,
-        proxy=_proxy(message.node) if message.HasField("node") else None,
+        proxy=_proxy(message.node, raw) if message.HasField("node") else None,
     )
 
 
@@ -85,7 +89,7 @@ def _parse_delta(raw: bytes) -> DeltaRequest:
         known=dict(message.initial_resource_versions),
         nonce=message.response_nonce,
         error=message.error_detail.message if message.HasField("error_detail") else None,
-        proxy=_proxy(message.node) if message.HasField("node") else None,
+        proxy=_proxy(message.node, raw) if message.HasField("node") else None,
     )
 
 
@@ -100,7 +104,7 @@ def _decode(kind: Any, raw: bytes) -> Any:
         raise BadRequestError(f"not a {kind.DESCRIPTOR.full_name}: {error}") from None
 
 
-def _proxy(node: Any) -> Proxy:
+def _proxy(node: Any, raw: bytes) -> Proxy:
     version = node.user_agent_version
     if not version and node.HasField("user_agent_build_version"):
         number = node.user_agent_build_version.version
@@ -110,7 +114,7 @@ def _proxy(node: Any) -> Proxy:
         cluster=node.cluster,
         agent=node.user_agent_name,
         version=version,
-        extensions={each.name for each in node.extensions},
+        composite=_COMPOSITE in raw,
     )
 
 

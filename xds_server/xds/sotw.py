@@ -51,7 +51,7 @@ class SotwSession:
         channel = exchange.channels.get(request.type_url)
         if channel is None:
             subscription = state_of_the_world(None, request.names, type_url=request.type_url)
-            exchange.channels[request.type_url] = Channel(request.type_url, subscription)
+            exchange.open(request.type_url, subscription)
             return exchange.advance(now)
         repeated = self._settle(channel, request, now)
         subscription = state_of_the_world(

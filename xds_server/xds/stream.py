@@ -90,43 +90,42 @@ class Stream:
             joined: Called once, when the proxy is known; returns the snapshot of its group, if any.
         """
         self._reader = asyncio.current_task()
-        while (raw := await self._context.read()) is not grpc.aio.EOF:
+        read = self._context.read
+        while (raw := await read()) is not grpc.aio.EOF:
             try:
                 request = self._parse(raw)
+                if self.proxy is None:
+                    self._meet(request.proxy, joined)
+                self._take(request)
             except (BadNodeError, BadRequestError) as error:
                 self._observer.ignored(proxy=self.proxy, type_url="", reason="bad_request")
                 await self._context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
-            if self.proxy is None:
-                if request.proxy is None:
-                    await self._context.abort(
-                        grpc.StatusCode.INVALID_ARGUMENT,
-                        "node is missing: expected a node with an id in the first request",
-                    )
-                self.proxy = request.proxy
-                snapshot = joined(self)
-                if snapshot is not None:
-                    self.push(snapshot)
-            await self._take(request)
 
-    async def _take(self, request: Any) -> None:
-        type_url: str = request.type_url or self._only or ""
-        if not type_url:
-            await self._context.abort(
-                grpc.StatusCode.INVALID_ARGUMENT,
-                "type_url is missing: expected the type of the resources on an ADS stream",
+    def _meet(self, proxy: Proxy | None, joined: Callable[[Stream], Snapshot | None]) -> None:
+        if proxy is None:
+            raise BadNodeError("node is missing: expected a node with an id in the first request")
+        self.proxy = proxy
+        snapshot = joined(self)
+        if snapshot is not None:
+            self.push(snapshot)
+
+    def _take(self, request: Any) -> None:
+        type_url: str = request.type_url
+        if type_url != self._only and self._only is not None:
+            if type_url:
+                raise BadRequestError(
+                    f"type_url {type_url!a} on the stream of a single type: expected {self._only}"
+                )
+            request = dataclasses.replace(request, type_url=self._only)
+        elif not type_url:
+            raise BadRequestError(
+                "type_url is missing: expected the type of the resources on an ADS stream"
             )
-        if self._only is not None and type_url != self._only:
-            await self._context.abort(
-                grpc.StatusCode.INVALID_ARGUMENT,
-                f"type_url {type_url!a} on the stream of a single type: expected {self._only}",
-            )
-        if type_url not in _KNOWN_TYPES:
+        elif type_url not in _KNOWN_TYPES:
             self._observer.ignored(proxy=self.proxy, type_url=type_url, reason="unknown_type")
             return
-        if not request.type_url:
-            request = _typed(request, type_url)
         assert self.proxy is not None
-        self._observer.request(proxy=self.proxy, type_url=type_url)
+        self._observer.request(proxy=self.proxy, type_url=request.type_url)
         self._send(self.session.on_request(request, self._loop.time()))
 
     def push(self, snapshot: Snapshot) -> None:
@@ -141,7 +140,8 @@ class Stream:
             self._writer.cancel()
 
     def _send(self, responses: list[Response]) -> None:
-        self._set_timer()
+        if self._timer is not None or self.session.deadline is not None:
+            self._set_timer()
         if not responses:
             return
         self._outbox += responses
@@ -198,7 +198,3 @@ class Stream:
             )
         else:
             self._observer.ignored(proxy=self.proxy, type_url=event.type_url, reason=event.reason)
-
-
-def _typed(request: Any, type_url: str) -> Any:
-    return dataclasses.replace(request, type_url=type_url)
