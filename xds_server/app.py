@@ -7,7 +7,7 @@ import contextlib
 import signal
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from xds_server.core.model import InstanceId, Topology
 from xds_server.core.policy import Policy
 from xds_server.fleet import Fleet
 from xds_server.ingest.registry import Registry
-from xds_server.ingest.server import TelemetryServer
+from xds_server.ingest.server import SERVICE, TelemetryServer
 from xds_server.metrics import Exposition, Reading, Tally
 from xds_server.registered import with_registered
 from xds_server.resources.builder import SnapshotBuilder
@@ -33,7 +33,9 @@ from xds_server.resources.snapshot import Snapshot
 from xds_server.state_file import StateError, StateFile, dump_registered, load_registered
 from xds_server.status import describe_fleet, gauges
 from xds_server.xds.cache import SnapshotCache
-from xds_server.xds.server import XdsServer
+from xds_server.xds.csds import CSDS_SERVICE, csds_handler
+from xds_server.xds.health import Health, add_health_and_reflection
+from xds_server.xds.server import SERVICES, XdsServer
 from xds_server.xds.transport import make_server, tune_gc
 from xds_server.xds_observer import XdsObserver
 
@@ -44,6 +46,10 @@ STATE_REFRESH_S = 30.0
 EXPIRY_S = 10.0
 """How often registered instances without an owner are looked for."""
 GRACE_STEP_S = 0.1
+STOP_GRACE_S = 0.5
+"""How long streams may take to end; proxies reconnect and keep what they have meanwhile."""
+SERVED = (*SERVICES, CSDS_SERVICE, SERVICE)
+"""Full names of the gRPC services."""
 
 
 class StartError(Exception):
@@ -97,6 +103,7 @@ class App:
         )
         self.loop.on_published = self.telemetry.drained
         self.admin = AdminServer(self._inside())
+        self._health: Health | None = None
 
     def stop(self) -> None:
         """Ask the process to end; what is published stays with the proxies."""
@@ -110,7 +117,8 @@ class App:
         """
         listening = _bind(self.settings.admin_host, self.settings.admin_port)
         try:
-            await self._run(listening)
+            with self._signals():
+                await self._run(listening)
         finally:
             listening.close()
 
@@ -120,10 +128,79 @@ class App:
         if self._is_restored:
             self._warm_up("restored")
             self.loop.step()
-        server, health = self._make_grpc()
+        server = make_server()
+        self._health = await self._add_services(server)
         xds_port = self._listen(server)
         await server.start()
-        admin_port = listening.getsockname()[1]
+        self._say_started(xds_port, listening.getsockname()[1])
+        tune_gc()
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [
+                    group.create_task(self._keep(name, part), name=name)
+                    for name, part in self._parts().items()
+                ]
+                admin = group.create_task(self.admin.serve_on(listening), name="admin")
+                await self._stop.wait()
+                self._log.info(logs.SERVER_STOPPING)
+                for task in tasks:
+                    task.cancel()
+                self.admin.should_exit = True
+                await self._write_state()
+                await self._health.set(serving=False)
+                await server.stop(grace=STOP_GRACE_S)
+                await self._streams_over()
+                await admin
+        finally:
+            await server.stop(grace=None)
+        self._log.info(logs.SERVER_STOPPED)
+
+    async def _streams_over(self) -> None:
+        """Let the handlers of cut streams end before the event loop does."""
+        end = self._clock() + STOP_GRACE_S
+        while (self.telemetry.streams or self.xds.status()) and self._clock() < end:
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.01)
+
+    async def _keep(self, name: str, part: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Run a part again after whatever goes wrong in it, later each time."""
+        delay_s = 1.0
+        while True:
+            try:
+                await part()
+            except Exception:  # noqa: BLE001 - one part must not end the others
+                self.tally.add("fleet_control_loop_errors_total", name)
+                self._log.exception(logs.PART_FAILED, part=name, again_in_s=delay_s)
+                await asyncio.sleep(delay_s)
+                delay_s = min(60.0, 2 * delay_s)
+            else:
+                return
+
+    def _parts(self) -> dict[str, Callable[[], Coroutine[Any, Any, None]]]:
+        return {
+            "loop": self.loop.run,
+            "warm-up": self._wait_for_telemetry,
+            "config-watch": self._watch_config,
+            "config-reload": self._reload_config,
+            "registrations": self._take_registrations,
+            "capabilities": self._add_capabilities,
+            "expiry": self._expire,
+            "state": self._keep_state,
+        }
+
+    async def _add_services(self, server: Any) -> Health:
+        server.add_generic_rpc_handlers(
+            (
+                *self.xds.handlers(),
+                csds_handler(self.xds.status),
+                self.telemetry.handlers(),
+            )
+        )
+        health = await add_health_and_reflection(server, SERVED)
+        await health.set(serving=self.loop.is_warm)
+        return health
+
+    def _say_started(self, xds_port: int, admin_port: int) -> None:
         self._log.info(
             logs.SERVER_STARTED,
             version=__version__,
@@ -134,43 +211,6 @@ class App:
             admin_port=admin_port,
             restored=self._is_restored,
         )
-        tune_gc()
-        with self._signals():
-            try:
-                async with asyncio.TaskGroup() as group:
-                    tasks = [
-                        group.create_task(each, name=name) for name, each in self._parts().items()
-                    ]
-                    admin = group.create_task(self.admin.serve_on(listening), name="admin")
-                    await self._stop.wait()
-                    self._log.info(logs.SERVER_STOPPING)
-                    for task in tasks:
-                        task.cancel()
-                    self.admin.should_exit = True
-                    await self._write_state()
-                    health()
-                    await server.stop(grace=0.5)
-                    await admin
-            finally:
-                await server.stop(grace=None)
-        self._log.info(logs.SERVER_STOPPED)
-
-    def _parts(self) -> dict[str, Any]:
-        return {
-            "loop": self.loop.run(),
-            "warm-up": self._wait_for_telemetry(),
-            "config-watch": self._watch_config(),
-            "config-reload": self._reload_config(),
-            "registrations": self._take_registrations(),
-            "capabilities": self._add_capabilities(),
-            "expiry": self._expire(),
-            "state": self._keep_state(),
-        }
-
-    def _make_grpc(self) -> tuple[Any, Callable[[], None]]:
-        server = make_server()
-        server.add_generic_rpc_handlers((*self.xds.handlers(), self.telemetry.handlers()))
-        return server, lambda: None
 
     def _listen(self, server: Any) -> int:
         host, port = self.settings.xds_host, self.settings.xds_port
@@ -210,6 +250,8 @@ class App:
         while self.loop.silent and self._clock() < end:
             await asyncio.sleep(min(GRACE_STEP_S, max(0.0, end - self._clock())))
         self._warm_up("telemetry" if not self.loop.silent else "grace_over")
+        if self._health is not None:
+            await self._health.set(serving=True)
 
     def _warm_up(self, cause: str) -> None:
         self._log.info(logs.SERVER_WARM, cause=cause, silent=sorted(self.loop.silent))
@@ -218,7 +260,7 @@ class App:
     # Configuration.
 
     async def _watch_config(self) -> None:
-        async for _ in changes(self._path, self._stop):
+        async for _ in changes(self._path, self._stop, known=self._config.text):
             self._reload.set()
 
     async def _reload_config(self) -> None:

@@ -15,6 +15,7 @@ import structlog
 SERVER_STARTED = "server_started"
 SERVER_WARM = "server_warm"
 SERVER_STOPPING = "server_stopping"
+PART_FAILED = "part_failed"
 SERVER_STOPPED = "server_stopped"
 CONFIG_RELOADED = "config_reloaded"
 CONFIG_REFUSED = "config_refused"

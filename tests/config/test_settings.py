@@ -131,12 +131,11 @@ async def test_a_replaced_file_is_noticed_and_an_equal_one_is_not(tmp_path):
     seen: asyncio.Queue[str] = asyncio.Queue()
 
     async def watch():
-        async for text in changes(file, stop):
+        async for text in changes(file, stop, known="one"):
             seen.put_nowait(text)
 
     async with asyncio.TaskGroup() as group:
         group.create_task(watch(), name="watch")
-        await asyncio.sleep(0.3)  # until the watch is set up
         for content in ("one", "two", "three"):
             (tmp_path / "new").write_text(content)
             (tmp_path / "new").replace(file)

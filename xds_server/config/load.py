@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +41,8 @@ class Config:
     policy: Policy
     server: dict[str, Any]
     """The `server` section as far as it was written; see `settings.py`."""
+    text: str = field(default="", repr=False, compare=False)
+    """The file as it was read."""
 
     @property
     def discovers(self) -> bool:
@@ -94,6 +96,7 @@ def load_text(text: str, *, source: str = "config") -> Config:
         topology=_topology(document),
         policy=to_policy(Policy, document.policy),
         server=document.server.model_dump(exclude_none=True),
+        text=text,
     )
 
 

@@ -8,16 +8,27 @@ from pathlib import Path
 
 from watchfiles import awatch
 
+POLL_S = 5
 
-async def changes(path: Path, stop: asyncio.Event) -> AsyncIterator[str]:
-    """Yield the new text whenever the file's content differs from what was yielded before.
+
+async def changes(path: Path, stop: asyncio.Event, *, known: str) -> AsyncIterator[str]:
+    """Yield the text whenever it differs from what is known or was yielded before.
 
     The directory is watched, not the file: editors replace files by renaming, and a Kubernetes
-    ConfigMap swaps a symbolic link next to them. An unreadable or half-written file is yielded as
-    it is when it can be read; judging it is the loader's business.
+    ConfigMap swaps a symbolic link next to them. Where no notice comes (network file systems), the
+    file is looked at every `POLL_S`. Judging the text is the loader's business.
     """
-    last = _read(path)
-    async for _ in awatch(path.parent, recursive=False, stop_event=stop, debounce=200, step=20):
+    last = known
+    watch = awatch(
+        path.parent,
+        recursive=False,
+        stop_event=stop,
+        debounce=200,
+        step=20,
+        rust_timeout=POLL_S * 1000,
+        yield_on_timeout=True,
+    )
+    async for _ in watch:
         text = _read(path)
         if text is not None and text != last:
             last = text

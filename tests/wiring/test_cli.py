@@ -1,0 +1,93 @@
+"""The command line: exit codes and sentences."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from tests.fakes.xds_process import ROOT
+from xds_server.cli import app
+
+DESIGN = ROOT / "tests/config/design.yaml"
+
+
+@pytest.fixture
+def config(tmp_path) -> Path:
+    path = tmp_path / "config.yaml"
+    path.write_text(DESIGN.read_text())
+    return path
+
+
+def run(*arguments: str, environ: Mapping[str, str] | None = None) -> Result:
+    return CliRunner().invoke(app, arguments, env=environ)
+
+
+def test_the_module_runs_as_a_command():
+    done = subprocess.run(
+        [sys.executable, "-m", "xds_server", "--version"],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        timeout=60,
+        check=True,
+    )
+    assert done.stdout.startswith("xds-server 0.")
+
+
+def test_a_bad_file_is_refused_at_start_with_all_its_problems(tmp_path):
+    config = tmp_path / "config.yaml"
+    config.write_text("models: []\npolicy: {kv: {high: 2}}\nnonsense: 1\n")
+    for verb in ("serve", "check-config", "render"):
+        done = run(verb, str(config))
+        assert done.exit_code == 2
+        assert done.stdout == ""
+        assert done.stderr.splitlines()[0] == f"xds-server: {config}: 3 problems"
+        assert "policy.kv.high: 2: a number of at most 1" in done.stderr
+
+
+def test_a_bad_setting_is_refused_at_start(config):
+    done = run("serve", str(config), environ={"XDS_SERVER_ADMIN_LISTEN": "nowhere"})
+    assert done.exit_code == 2
+    assert 'XDS_SERVER_ADMIN_LISTEN: "nowhere": ip:port' in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "text"),
+    [
+        pytest.param(["--version"], 0, "xds-server 0.", id="version"),
+        pytest.param(["--help"], 0, "check-config", id="help"),
+        pytest.param(["serve", "--help"], 0, "XDS_SERVER_GRACE_S", id="serve-help"),
+        pytest.param([], 2, "Usage", id="nothing"),
+        pytest.param(["nonsense"], 2, "No such command", id="unknown-command"),
+        pytest.param(["serve", "missing.yaml"], 2, "No such file or directory", id="no-file"),
+        pytest.param(["bootstrap", "--node-id", "n", "--server", "x"], 2, "host:port", id="server"),
+        pytest.param(["explain", "a", "--admin", "127.0.0.1:1"], 1, "is it running?", id="nobody"),
+        pytest.param(["explain", "a", "--admin", "ftp://x"], 2, "an http address", id="ftp"),
+    ],
+)
+def test_commands_end_with_a_code_and_a_sentence(arguments, code, text):
+    done = run(*arguments)
+    assert done.exit_code == code
+    assert text in done.stdout + done.stderr
+    assert done.exception is None or isinstance(done.exception, SystemExit)
+
+
+def test_check_config_schema_render_and_bootstrap_print_what_they_promise(config):
+    done = run("check-config", str(config))
+    assert (done.exit_code, done.stdout) == (0, f"{config}: OK: 1 model, 3 instances\n")
+    assert json.loads(run("schema").stdout)["properties"]["models"]
+    rendered = run("render", str(config))
+    assert rendered.exit_code == 0
+    assert "chat/primary" in rendered.stdout
+    json.loads(rendered.stdout)
+    for flags, api in ((["--delta"], "DELTA_GRPC"), ([], "GRPC")):
+        done = run("bootstrap", "--node-id", "n1", "--server", "xds:18000", *flags)
+        document = json.loads(done.stdout)
+        assert document["node"]["id"] == "n1"
+        assert document["dynamic_resources"]["ads_config"]["api_type"] == api

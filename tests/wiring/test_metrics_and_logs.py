@@ -1,0 +1,98 @@
+from __future__ import annotations
+
+import io
+import json
+
+import pytest
+import structlog
+from prometheus_client.parser import text_string_to_metric_families
+
+from xds_server import logs
+from xds_server.metrics import METRICS, Exposition, Tally
+
+
+@pytest.fixture(autouse=True)
+def _restore_logging():
+    yield
+    structlog.reset_defaults()
+
+
+def families(tally: Tally, gauges=()):
+    text = Exposition(tally, lambda: gauges).text().decode()
+    return {each.name: each for each in text_string_to_metric_families(text)}
+
+
+def test_every_name_of_the_table_is_exposed_with_its_help():
+    found = families(Tally())
+    for name, metric in METRICS.items():
+        family = found[name.removesuffix("_total") if metric.kind == "counter" else name]
+        assert family.type == metric.kind
+        assert family.documentation == metric.help
+
+
+def test_names_follow_the_conventions():
+    for name, metric in METRICS.items():
+        assert name.startswith("fleet_")
+        assert name.endswith("_total") == (metric.kind == "counter")
+        assert bool(metric.buckets) == (metric.kind == "histogram")
+        assert metric.help.endswith(".") or metric.help.endswith("now") or metric.help
+
+
+def test_counters_and_gauges_carry_their_labels():
+    tally = Tally()
+    tally.add("fleet_telemetry_refused_total", "oversize")
+    tally.add("fleet_telemetry_refused_total", "oversize", by=2)
+    found = families(tally, [("fleet_tier_share_ratio", ("chat", "primary"), 0.5)])
+    (refused,) = found["fleet_telemetry_refused"].samples
+    assert (refused.labels, refused.value) == ({"reason": "oversize"}, 3)
+    (share,) = found["fleet_tier_share_ratio"].samples
+    assert (share.labels, share.value) == ({"model": "chat", "tier": "primary"}, 0.5)
+
+
+def test_histograms_are_cumulative_and_end_with_infinity():
+    tally = Tally()
+    for value in (0.0001, 0.003, 0.003, 99.0):
+        tally.observe("fleet_evaluation_seconds", value)
+    samples = families(tally)["fleet_evaluation_seconds"].samples
+    buckets = {s.labels["le"]: s.value for s in samples if s.name.endswith("_bucket")}
+    assert buckets["0.0005"] == 1
+    assert buckets["0.005"] == 3
+    assert buckets["10"] == 3
+    assert buckets["+Inf"] == 4
+    sums = {s.name: s.value for s in samples}
+    assert sums["fleet_evaluation_seconds_count"] == 4
+    assert sums["fleet_evaluation_seconds_sum"] == pytest.approx(99.0061)
+
+
+def test_logs_are_one_json_object_per_line_with_level_and_time():
+    out = io.StringIO()
+    logs.set_up(style="json", level="info", stream=out)
+    log = logs.get("server")
+    log.debug("too_quiet")
+    log.info(logs.SERVER_STARTED, port=1)
+    (line,) = out.getvalue().splitlines()
+    event = json.loads(line)
+    assert (event["event"], event["level"], event["part"]) == ("server_started", "info", "server")
+    assert event["timestamp"].endswith("Z")
+
+
+def test_auto_means_json_where_there_is_no_terminal():
+    out = io.StringIO()
+    logs.set_up(style="auto", level="info", stream=out)
+    logs.get("x").info("something_happened")
+    assert json.loads(out.getvalue())
+
+
+def test_console_is_for_people():
+    out = io.StringIO()
+    logs.set_up(style="console", level="info", stream=out)
+    logs.get("x").info("something_happened", why="because")
+    assert "something_happened" in out.getvalue()
+    assert "why=because" in out.getvalue()
+
+
+def test_event_names_are_snake_case():
+    names = {key: value for key, value in vars(logs).items() if key.isupper()}
+    assert names
+    for key, value in names.items():
+        assert value == key.lower()
