@@ -8,6 +8,7 @@ import sys
 import time
 
 import pytest
+import structlog
 from typer.testing import CliRunner
 
 from sidecar_agent import __version__, check, cli
@@ -33,6 +34,13 @@ GPU = GpuReading(
     memory_total_bytes=Fact(FactStatus.OK, 80 * 2**30),
     memory_used_bytes=Fact(FactStatus.UNSUPPORTED),
 )
+
+
+@pytest.fixture(autouse=True)
+def _own_logs():
+    """Commands set up logging for their process; the other tests' logging comes back here."""
+    yield
+    structlog.reset_defaults()
 
 
 class FakeGpus:
