@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 import time
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
@@ -15,6 +17,7 @@ from sidecar_agent.engine import probe
 from sidecar_agent.engine.facts import EngineState
 from sidecar_agent.engine.outcome import OutcomeKind
 from sidecar_agent.gpu.facts import DriverState, Fact, GpuHealth, GpuReading, GpuSnapshot
+from sidecar_agent.gpu.visible import canonical_uuid, resolve_cuda_visible
 from sidecar_agent.gpu.worker import GpuWorker
 from sidecar_agent.settings import Settings
 from sidecar_agent.uplink import connected
@@ -64,7 +67,20 @@ async def read(settings: Settings, gpu: GpuWorker | None, *, connect: bool) -> R
         for one in settings.instances
         if not one.gpus and snapshot is not None and snapshot.gpus
     ]
+    if notes and snapshot is not None:
+        notes += _visible_notes(snapshot, os.environ)
     return Report(settings, snapshot, instances, unreachable, tuple(problems), tuple(notes))
+
+
+def _visible_notes(snapshot: GpuSnapshot, environment: Mapping[str, str]) -> list[str]:
+    """Say which UUIDs the engines' variables would mean, for who has them at hand and no `gpus`."""
+    value = environment.get("CUDA_VISIBLE_DEVICES")
+    if value is None:
+        return []
+    order = environment.get("CUDA_DEVICE_ORDER")
+    found = resolve_cuda_visible(value, gpus=snapshot.gpus, device_order=order)
+    means = f"CUDA_VISIBLE_DEVICES={value} means gpus: [{', '.join(found.uuids)}]"
+    return [*found.problems, *([means] if found.uuids else [])]
 
 
 async def _snapshot(gpu: GpuWorker | None) -> GpuSnapshot | None:
@@ -104,7 +120,7 @@ def _gpu_problems(settings: Settings, snapshot: GpuSnapshot | None) -> list[str]
         f"{one.name}: GPU {uuid} is not on this host"
         for one in settings.instances
         for uuid in one.gpus
-        if uuid not in found
+        if canonical_uuid(uuid) not in found
     ]
     return problems + [
         f"gpu {one.uuid}: {one.health.value}: {one.detail}"

@@ -10,6 +10,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from sidecar_agent.agent import Agent
+from sidecar_agent.gpu.facts import GpuSnapshot
+from sidecar_agent.gpu.worker import GpuWorker
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -39,6 +41,7 @@ class _AgentCollector(Collector):
                 "GPU values that were out of range",
                 value=snapshot.rejected,
             )
+            yield from _devices(self._agent.gpu, snapshot)
 
     def _stream(self) -> Iterator[Metric]:
         status, slots = self._agent.uplink.status, self._agent.uplink.slots
@@ -104,6 +107,21 @@ class _AgentCollector(Collector):
             state.add_metric([name, facts.state.value if facts else "unread"], 1)
             draining.add_metric([name], one.draining)
         yield from (scrapes, rejected, restarts, age, took, state, draining)
+
+
+def _devices(worker: GpuWorker, snapshot: GpuSnapshot) -> Iterator[Metric]:
+    health = GaugeMetricFamily(
+        "fleet_agent_gpu_health", "1 for the GPU's health", labels=["gpu", "health"]
+    )
+    for one in snapshot.gpus:
+        health.add_metric([one.uuid, one.health.value], 1)
+    yield health
+    xids = CounterMetricFamily(
+        "fleet_agent_gpu_xids", "XID errors since the start", labels=["gpu", "xid"]
+    )
+    for (uuid, xid), count in sorted(worker.xids.items()):
+        xids.add_metric([uuid, str(xid)], count)
+    yield xids
 
 
 class Metrics:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import structlog
@@ -87,6 +87,11 @@ class GpuWorker:
             detail = f"the driver has not answered within {in_flight[1]:g} s"
             snapshot = faded(snapshot, driver=DriverState.STALLED, detail=detail)
         return self._ledger.overlay(snapshot, now=now) if self._ledger else snapshot
+
+    @property
+    def xids(self) -> Mapping[tuple[str, int], int]:
+        """XIDs since the start, by GPU and XID."""
+        return {} if self._ledger is None else self._ledger.counts
 
     def request(self) -> None:
         """Read now instead of at the end of the pause."""

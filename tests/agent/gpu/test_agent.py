@@ -59,19 +59,20 @@ class Host:
     def calls(self):
         return read_calls(self.calls_path)
 
-    async def start(self, *arguments):
+    async def start(self, *arguments, **variables):
         return await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "sidecar_agent", *arguments, "--config", str(self.config)),
             env=os.environ
             | environment(self.library, self.state, calls=self.calls_path)
-            | {"PYTHONPATH": str(ROOT)},
+            | {"PYTHONPATH": str(ROOT)}
+            | variables,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
         )
 
-    async def once(self):
+    async def once(self, **variables):
         """Run `once --json`; return its exit code and what it printed."""
-        process = await self.start("once", "--json")
+        process = await self.start("once", "--json", **variables)
         out, _ = await asyncio.wait_for(process.communicate(), 20)
         return process.returncode, json.loads(out)
 
@@ -152,6 +153,31 @@ async def test_once_tells_which_gpu_is_lost_and_which_is_not_there(host, state):
     ]
 
 
+@pytest.mark.parametrize(
+    ("order", "said"),
+    [
+        ("PCI_BUS_ID", f"CUDA_VISIBLE_DEVICES=1 means gpus: [{A}]"),
+        ("FASTEST_FIRST", "CUDA_VISIBLE_DEVICES=1: index 1 is ambiguous"),
+    ],
+)
+async def test_an_index_is_translated_only_where_it_means_one_gpu(host, state, order, said):
+    state.gpu(0, uuid=B, total=100 * GIB)
+    state.gpu(1, uuid=A, total=100 * GIB)
+    host.configure()
+    _, report = await host.once(CUDA_VISIBLE_DEVICES="1", CUDA_DEVICE_ORDER=order)
+    missing, note = report["notes"]
+    assert missing.startswith("one: no gpus listed")
+    assert note.startswith(said)
+
+
+async def test_a_time_sliced_gpu_is_found(host, state):
+    state.gpu(0, uuid=A, total=100 * GIB)
+    host.configure(f"{A}::1")
+    code, report = await host.once()
+    assert (code, report["problems"]) == (0, [])
+    assert report["instances"][0]["gpu"]["health"] == "ok"
+
+
 async def test_a_hung_driver_delays_no_page_no_sample_and_no_end(connected, state):
     state.gpu(0, uuid=A, total=100 * GIB, used=50 * GIB)
     connected.configure(A)
@@ -194,7 +220,7 @@ async def test_a_hung_driver_delays_no_page_no_sample_and_no_end(connected, stat
 async def test_a_lost_gpu_travels_at_once(connected, state):
     state.gpu(0, uuid=A, total=100 * GIB, used=50 * GIB)
     connected.configure(A)
-    async with connected.running() as (process, _):
+    async with connected.running() as (process, get):
 
         def newest(health):
             async def there():
@@ -210,6 +236,9 @@ async def test_a_lost_gpu_travels_at_once(connected, state):
         await until(newest(4))
         state.fail(0, None)
         await until(newest(3))
+        metrics = (await get("/metrics"))[1]
+        assert f'fleet_agent_gpu_xids_total{{gpu="{A}",xid="79"}} 1.0' in metrics
+        assert f'fleet_agent_gpu_health{{gpu="{A}",health="reset_required"}} 1.0' in metrics
         process.terminate()
         assert await asyncio.wait_for(process.wait(), 5) == 0
     assert connected.calls["refcount"] == 0

@@ -95,6 +95,7 @@ def worker(scripted):
 
 def test_before_the_first_reading_it_is_starting(worker):
     assert worker().latest() == GpuSnapshot(driver=DriverState.STARTING)
+    assert worker().xids == {}
 
 
 def test_readings_come_from_one_thread_again_and_again(worker, scripted):
@@ -280,6 +281,7 @@ async def test_a_fault_calls_back_even_while_a_call_hangs(worker, scripted):
     ledger.record(Place("GPU-a"), 79, now=time.monotonic())
     await asyncio.wait_for(called.wait(), 5)
     assert one.latest().gpus[0].health is GpuHealth.RESET_REQUIRED
+    assert one.xids == {("GPU-a", 79): 1}
 
 
 def test_a_broken_gpu_stays_broken_while_the_driver_hangs(worker, scripted):
