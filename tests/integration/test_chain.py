@@ -299,24 +299,26 @@ async def test_the_static_tier_keeps_the_clients_connection(tmp_path):
 
 
 STREAM_CHOICES = [
-    (b'{"stream": true}', "application/json", True),
-    (b'{"stream": false}', "text/event-stream", False),
-    (b"{}", "text/event-stream", True),
-    (b"{}", "*/*", False),
-    (b"not json", "*/*", False),
-    (b"not json", "text/event-stream", True),
-    (b'{"stream": "yes"}', "*/*", False),
+    (b'{"stream": true}', {"accept": "application/json"}, True),
+    (b'{"stream": false}', {"accept": "text/event-stream"}, False),
+    (b"{}", {"accept": "text/event-stream"}, True),
+    (b"{}", {"accept": "*/*"}, False),
+    (b"not json", {}, False),
+    (b"not json", {"accept": "text/event-stream"}, True),
+    (b'{"stream": "yes"}', {}, False),
+    (b'{"stream": true}', {"content-type": "application/json; charset=utf-8"}, True),
+    (b'{"stream": true}', {"content-type": "text/plain"}, True),
 ]
 
 
 async def test_the_body_decides_on_streaming_and_then_the_accept_header(tmp_path):
     async with chain_lab(tmp_path, split=[0, 0, 1000]) as lab:
-        for body, accept, is_stream in STREAM_CHOICES:
-            answer = await lab.ask(body=body, headers={"accept": accept})
+        for body, headers, is_stream in STREAM_CHOICES:
+            answer = await lab.ask(body=body, headers=headers)
             expected = "text/event-stream" if is_stream else "application/json"
             assert (answer.status, answer.headers["content-type"]) == (200, expected), (
                 body,
-                accept,
+                headers,
             )
 
 

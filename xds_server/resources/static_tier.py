@@ -106,6 +106,7 @@ def _author(name: str, answer: StaticAnswer, served: str) -> Any:
         route_config=config,
         http_filters=[
             _http_filter("buffer", typed.buffer.Buffer(max_request_bytes=BUFFER_LIMIT_BYTES)),
+            _http_filter("header_mutation", _body_is_json()),
             _http_filter("json_to_metadata", _stream_to_metadata()),
             router(),
         ],
@@ -115,6 +116,14 @@ def _author(name: str, answer: StaticAnswer, served: str) -> Any:
         internal_listener=typed.listener.ListenerInternalListenerConfig(),
         per_connection_buffer_limit_bytes=BUFFER_LIMIT_BYTES,
         filter_chains=filter_chains(manager),
+    )
+
+
+def _body_is_json() -> Any:
+    """Call every body JSON: the next filter knows only the bare name, without `; charset=utf-8`."""
+    mutation = typed.mutation_rules.HeaderMutation(append=headers.add("content-type", JSON))
+    return typed.header_mutation.HeaderMutation(
+        mutations=typed.header_mutation.Mutations(request_mutations=[mutation])
     )
 
 
