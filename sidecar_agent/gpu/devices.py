@@ -104,6 +104,8 @@ class DeviceReader:
             except NvmlStatusError as error:
                 if error.status in FATAL:
                     raise
+                if f.concerns_device(error.status):
+                    readings[gpu.uuid] = _unanswering(reading, error.status)
                 continue
             if mig.is_complete:
                 complete.add(gpu.uuid)

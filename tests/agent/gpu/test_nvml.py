@@ -300,10 +300,7 @@ def test_a_gpu_that_is_lost_in_the_middle_of_a_reading_shows_no_number(nvml, rea
     nvml.gpus = [FakeGpu(uuid="GPU-a", errors={call: LOST}), FakeGpu(uuid="GPU-b")]
     gpu, other = opened(reader).read().gpus
     assert other.health is GpuHealth.OK
-    if call == "nvmlDeviceGetMigMode":
-        assert gpu.health is GpuHealth.OK, "the next reading will tell"
-    else:
-        assert (gpu.health, gpu.memory_used_bytes.number) == (GpuHealth.LOST, None)
+    assert (gpu.health, gpu.memory_used_bytes.number) == (GpuHealth.LOST, None)
 
 
 def test_a_gpu_that_never_answered_is_told_by_its_index(nvml, reader):

@@ -79,6 +79,34 @@ def test_a_second_xid_starts_the_hold_again():
     assert shown(ledger, gpu(), now=110) == [GpuHealth.OK]
 
 
+steps = st.lists(
+    st.tuples(
+        st.floats(min_value=0.1, max_value=40),
+        st.one_of(st.sampled_from([13, 79, 94, 119]), st.sampled_from(GpuHealth)),
+    )
+)
+
+
+@given(steps)
+def test_whatever_happened_a_gpu_stays_out_for_its_hold_and_then_can_come_back(history):
+    ledger = XidLedger(XidPolicy(hold_s=60, verify_reads=3))
+    now, last_reset = 0.0, None
+    for pause, step in history:
+        now += pause
+        if isinstance(step, GpuHealth):
+            ledger.observe([gpu(health=step)], now=now)
+        else:
+            ledger.record(A, step, now=now)
+            last_reset = now if step in RESET else last_reset
+        if last_reset is None:
+            assert shown(ledger, gpu(), now=now) == [GpuHealth.OK]
+        elif now < last_reset + 60:
+            assert shown(ledger, gpu(), now=now) == [GpuHealth.RESET_REQUIRED]
+    for second in range(3):
+        ledger.observe([gpu()], now=now + 60 + second)
+    assert shown(ledger, gpu(), now=now + 62) == [GpuHealth.OK]
+
+
 def test_the_words_stay_the_same_while_it_is_held():
     ledger = XidLedger(XidPolicy(hold_s=60))
     ledger.record(A, 79, now=0)
