@@ -190,27 +190,32 @@ def server(folder: Path, text: str) -> Iterator[int]:
     """Run `xds-server serve` and yield its xDS port."""
     path = folder / "fleet.yaml"
     path.write_text(text)
-    process = subprocess.Popen(
-        [
-            *(sys.executable, "-m", "xds_server", "serve", str(path), "--log-format", "json"),
-            *("--xds-listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0", "--grace-s", "0.1"),
-            *("--state-dir", str(folder / "state"), "--log-level", "info"),
-        ],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-    )
-    assert process.stdout is not None
+    log = folder / "server.log"
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [
+                *(sys.executable, "-m", "xds_server", "serve", str(path), "--log-format", "json"),
+                *("--xds-listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0"),
+                *("--grace-s", "0.1", "--state-dir", str(folder / "state")),
+            ],
+            stdout=output,
+            stderr=output,
+        )
     try:
-        for line in process.stdout:
-            told = json.loads(line)
-            if "xds_port" in told:
-                yield int(told["xds_port"])
-                break
+        yield _xds_port(process, log)
     finally:
         process.terminate()
-        process.stdout.close()
         process.wait(10)
+
+
+def _xds_port(process: subprocess.Popen[bytes], log: Path) -> int:
+    deadline = time.monotonic() + START_S
+    while time.monotonic() < deadline and process.poll() is None:
+        time.sleep(0.1)
+        for line in log.read_text().splitlines():
+            if line.startswith("{") and "xds_port" in (told := json.loads(line)):
+                return int(told["xds_port"])
+    raise TimeoutError(f"the control plane did not start: {log.read_text()}")
 
 
 def summary(times: list[float]) -> dict[str, float]:
