@@ -26,6 +26,7 @@ from xds_server.xds.proto import BadRequestError, parse_delta, parse_sotw
 from xds_server.xds.rendered import Rendered, Response
 from xds_server.xds.sotw import SotwSession
 
+_CLIENT_IS_GONE = (grpc.aio.BaseError, asyncio.InvalidStateError)
 _KNOWN_TYPES = frozenset(PUSH_ORDER)
 
 
@@ -54,8 +55,8 @@ class Stream:
     """A client's stream from its first request to its end."""
 
     __slots__ = (
-        "_context", "_loop", "_observer", "_only", "_outbox", "_parse", "_reader", "_timer", "_writer",
-        "opened_at", "protocol", "proxy", "session",
+        "_context", "_latest", "_loop", "_observer", "_only", "_outbox", "_parse", "_reader", "_timer",
+        "_writer", "opened_at", "protocol", "proxy", "session",
     )  # fmt: skip
 
     def __init__(
@@ -73,6 +74,7 @@ class Stream:
         self._observer = observer
         self._only = only
         self._outbox: list[Response] = []
+        self._latest: Snapshot | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._writer: asyncio.Task[None] | None = None
         self._reader: asyncio.Task[None] | None = None
@@ -105,9 +107,7 @@ class Stream:
         if proxy is None:
             raise BadNodeError("node is missing: expected a node with an id in the first request")
         self.proxy = proxy
-        snapshot = joined(self)
-        if snapshot is not None:
-            self.push(snapshot)
+        self._latest = joined(self)
 
     def _take(self, request: Any) -> None:
         type_url: str = request.type_url
@@ -126,11 +126,25 @@ class Stream:
             return
         assert self.proxy is not None
         self._observer.request(proxy=self.proxy, type_url=request.type_url)
+        self._refresh()
         self._send(self.session.on_request(request, self._loop.time()))
 
     def push(self, snapshot: Snapshot) -> None:
-        """Bring the client to a snapshot."""
-        self._send(self.session.on_snapshot(snapshot, self._loop.time()))
+        """Bring the client to a snapshot, soon.
+
+        What it needs is found out by its writer: the bytes of the first client are on their way before
+        the last one is looked at.
+        """
+        self._latest = snapshot
+        if self._writer is None:
+            self._writer = self._loop.create_task(self._write())
+
+    def _refresh(self) -> None:
+        """Take the latest snapshot, if there is one that the session does not know."""
+        snapshot, self._latest = self._latest, None
+        if snapshot is not None:
+            self._outbox += self.session.on_snapshot(snapshot, self._loop.time())
+            self._set_timer()
 
     def close(self) -> None:
         """Give up whatever still waits."""
@@ -140,35 +154,42 @@ class Stream:
             self._writer.cancel()
 
     def _send(self, responses: list[Response]) -> None:
-        if self._timer is not None or self.session.deadline is not None:
-            self._set_timer()
-        if not responses:
-            return
+        self._set_timer()
         self._outbox += responses
-        if self._writer is None:
+        if self._outbox and self._writer is None:
             self._writer = self._loop.create_task(self._write())
 
     async def _write(self) -> None:
-        context, outbox = self._context, self._outbox
+        write, outbox = self._context.write, self._outbox
         assert self.proxy is not None
         try:
+            self._refresh()
             while outbox:
                 response = outbox.pop(0)
-                await context.write(response.body)
+                await write(response.body)
                 self._observer.response_sent(
                     proxy=self.proxy, type_url=response.type_url, size_bytes=len(response.body)
                 )
-        except Exception:  # noqa: BLE001  (grpc raises several kinds when the client is gone)
-            # What was not written will never be ACKed: better no stream than one that waits for ever.
-            self._outbox.clear()
-            if self._reader is not None:
-                self._reader.cancel()
+                self._refresh()
+        except Exception as error:  # noqa: BLE001  (whatever it is, the stream cannot go on)
+            self._fail(error)
         finally:
             self._writer = None
 
+    def _fail(self, error: Exception) -> None:
+        """End the stream: what was not written is never ACKed, and would be waited for for ever."""
+        if not isinstance(error, _CLIENT_IS_GONE):
+            self._loop.call_exception_handler(
+                {"message": f"xDS stream of {self.proxy} failed", "exception": error}
+            )
+        self._outbox.clear()
+        if self._reader is not None:
+            self._reader.cancel()
+
     def _set_timer(self) -> None:
-        deadline = self.session.deadline
-        timer = self._timer
+        deadline, timer = self.session.deadline, self._timer
+        if deadline is None and timer is None:
+            return
         if timer is not None and timer.when() != deadline:
             timer.cancel()
             timer = self._timer = None
