@@ -22,6 +22,8 @@ class ScriptedEngine:
     chunks: int = 3
     pause_s: float = 0.0
     """Between chunks of a stream."""
+    plain_s: float = 0.0
+    """How long a request that does not stream takes; its headers come at the end."""
     headers: dict[str, str] = field(default_factory=dict)
     port: int = 0
     requests: int = 0
@@ -42,6 +44,7 @@ class ScriptedEngine:
         asked: dict[str, Any] = json.loads(body) if body else {}
         if asked.get("stream"):
             return await self._stream(request)
+        await asyncio.sleep(self.plain_s)
         message = {"role": "assistant", "content": "hello"}
         answer = {"model": self.model, "choices": [{"index": 0, "message": message}]}
         return web.json_response(answer, headers=self.headers)

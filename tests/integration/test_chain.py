@@ -380,3 +380,23 @@ async def test_an_idle_connection_is_closed_before_the_engine_closes_it(tmp_path
             return await lab.envoy.stat("cluster.chat/primary.upstream_cx_idle_timeout") == 1
 
         await lab.envoy.until(closed, what="the idle connection closed", timeout_s=4.9)
+
+
+@with_chains
+async def test_plain_answers_may_take_longer_than_headers_of_a_stream(tmp_path, capability):
+    engine = ScriptedEngine(BIG, plain_s=1.0)
+    failures = FailurePolicy(header_timeout_s=0.3, token_stall_s=0.5, answer_timeout_s=2.0)
+    tiers = [[engine], [ScriptedEngine(SMALL)]]
+    async with chain_lab(tmp_path, capability=capability, tiers=tiers, failures=failures) as lab:
+        assert (await lab.ask(stream=False)).story == FIRST
+        charset = {"content-type": "application/json; charset=utf-8"}
+        assert (await lab.ask(stream=True, headers=charset)).story == FIRST
+        engine.mode = "hang"
+        for stream, least_s, most_s in ((True, 0.25, 1.5), (False, 1.9, 4.0)):
+            started = time.monotonic()
+            assert (await lab.ask(stream=stream)).story == FAILED_OVER
+            assert least_s < time.monotonic() - started < most_s
+        lab.plan([0, 1000, 0])
+        await lab.obeyed(SMALL)
+        assert (await lab.ask(stream=True)).served == SMALL, "both routes got the weights"
+        await lab.assert_all_accepted()

@@ -137,8 +137,9 @@ def test_a_route_with_names_set_equals_one_authored_with_them(capability):
     body = snapshot(capability).of_type(served.ROUTE).resources["llm"].body
     table = parse(served.ROUTE, body)
     authored = {
-        model.name: bytes(routes.author_route(model, failures=FAILURES, capability=capability))
+        model.name: bytes(route)
         for model in TOPOLOGY.models
+        for route in routes.author_routes(model, failures=FAILURES, capability=capability)
     }
     found = [(route.name, bytes(route)) for host in table.virtual_hosts for route in host.routes]
     assert len(found) == 4, "two on a.example, one on b.example, one on *"
@@ -148,7 +149,7 @@ def test_a_route_with_names_set_equals_one_authored_with_them(capability):
 def test_fields_newer_than_the_serving_library_survive_a_weight_change():
     """xds-protos 1.85 knows neither `refresh_cluster_on_retry` nor the composite cluster."""
     model = TOPOLOGY.models[0]
-    newer = routes.author_route(model, failures=FAILURES, capability=Capability.COMPOSITE)
+    (newer,) = routes.author_routes(model, failures=FAILURES, capability=Capability.COMPOSITE)
     newer.route.retry_policy.refresh_cluster_on_retry = True
     route = to_upb(Route, newer)
     assert "refresh_cluster_on_retry" not in route.route.retry_policy.DESCRIPTOR.fields_by_name

@@ -134,3 +134,26 @@ def test_older_proxies_are_told_to_leave_the_tier_that_failed():
     assert route.retry_policy.retry_priority.name == "envoy.retry_priorities.previous_priorities"
     route = table(capability=Capability.COMPOSITE).virtual_hosts[0].routes[0].route
     assert not route.retry_policy.HasField("retry_priority")
+
+
+def test_with_a_time_for_plain_answers_streams_get_a_route_of_their_own_first():
+    failures = FailurePolicy(header_timeout_s=3.0, token_stall_s=30.0, answer_timeout_s=120.0)
+    stream, plain = table(failures=failures, split=[1, 2, 3]).virtual_hosts[0].routes
+    assert stream.match.dynamic_metadata[0].value.bool_match is True
+    assert not plain.match.dynamic_metadata
+    assert stream.route.retry_policy.per_try_timeout.ToSeconds() == 3
+    assert plain.route.retry_policy.per_try_timeout.ToSeconds() == 120
+    assert not plain.route.retry_policy.HasField("per_try_idle_timeout"), "nothing comes before"
+    assert plain.route.idle_timeout.ToMilliseconds() == 3 * 120_100
+    for route in (stream, plain):
+        clusters = route.route.weighted_clusters.clusters
+        assert [each.weight.value for each in clusters] == [1, 2, 3]
+
+
+def test_without_it_no_body_is_parsed():
+    topology = a_topology()
+    for answer_timeout_s, expected in ((None, False), (60.0, True)):
+        policy = Policy(failures=FailurePolicy(answer_timeout_s=answer_timeout_s))
+        builder = SnapshotBuilder(topology, policy, Capability.COMPOSITE)
+        listener = builder.build(a_plan(topology)).of_type(served.LISTENER).resources["llm"]
+        assert (b"json_to_metadata" in listener.body) is expected

@@ -16,7 +16,7 @@ from xds_server.resources.capability import Capability
 from xds_server.resources.clusters import cluster_resources
 from xds_server.resources.endpoints import EndpointTable
 from xds_server.resources.listeners import listener_resources
-from xds_server.resources.routes import RouteTable
+from xds_server.resources.route_table import RouteTable
 from xds_server.resources.snapshot import Resource, Snapshot, TypeSnapshot
 
 

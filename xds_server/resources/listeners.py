@@ -17,6 +17,7 @@ from xds_server.resources.names import LISTENER_NAME, ROUTE_CONFIG_NAME
 from xds_server.resources.proto import Listener, pack, serialize, to_upb, typed
 from xds_server.resources.snapshot import Resource
 from xds_server.resources.static_tier import filter_chains, router, static_listener
+from xds_server.resources.streaming import stream_filter
 
 
 def listener_resources(
@@ -45,10 +46,13 @@ def author_listener(topology: Topology, *, failures: FailurePolicy) -> Any:
     address = typed.core.SocketAddress(
         address=topology.listener_host, port_value=topology.listener_port
     )
+    http_filters = author_last_net(topology.models, failures)
+    if failures.answer_timeout_s is not None:
+        http_filters.append(stream_filter())
     manager = typed.hcm.HttpConnectionManager(
         stat_prefix=LISTENER_NAME,
         rds=_rds(),
-        http_filters=[*author_last_net(topology.models, failures), router()],
+        http_filters=[*http_filters, router()],
         normalize_path=True,  # prefixes decide, so `/x/../v1/` may not pass for something else
     )
     return typed.listener.Listener(

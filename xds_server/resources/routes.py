@@ -1,34 +1,25 @@
-"""RDS: one route table; per model a route whose weights split requests between the chains.
-
-The table is authored once and patched in place: a plan only changes the numbers and the reasons.
-"""
+"""RDS: per model a route whose weights split requests between the chains."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import pairwise
 from typing import Any
 
 from xds_server.core.model import Model, ModelName, StaticAnswer, Tier, TierName
-from xds_server.core.plan import TIER_WEIGHT_TOTAL, ModelPlan
+from xds_server.core.plan import TIER_WEIGHT_TOTAL
 from xds_server.core.policy import FailurePolicy
 from xds_server.resources import headers
 from xds_server.resources.capability import Capability
-from xds_server.resources.names import ROUTE_CONFIG_NAME, chain_name, cluster_name
+from xds_server.resources.names import chain_name, cluster_name
 from xds_server.resources.proto import (
-    UINT32_MAX,
     Route,
-    RouteConfiguration,
-    WeightedCluster,
     duration,
     pack,
-    serialize,
-    to_upb,
     typed,
 )
-from xds_server.resources.snapshot import Resource
+from xds_server.resources.streaming import asks_for_stream
 
 RETRIES_MAX = 2
 """And at most one less than the chain has members: one more attempt would find none, and the 503 of that hides
@@ -51,28 +42,71 @@ def member_name(model: Model, tier: Tier, capability: Capability) -> str:
     return (chain_name if has_chain else cluster_name)(model.name, tier.name)
 
 
-def author_route(model: Model, *, failures: FailurePolicy, capability: Capability) -> Any:
-    """Author a model's route with all weight on its first tier."""
+def author_routes(model: Model, *, failures: FailurePolicy, capability: Capability) -> list[Any]:
+    """Author a model's routes with all weight on its first tier.
+
+    There is one, or two that only differ in their times: for requests that stream, and for the rest.
+    """
+    if capability is Capability.GRPC:
+        return [_author_route(model, capability)]
+    attempts = min(RETRIES_MAX, len(model.tiers) - 1) + 1
+    patience = _Patience(
+        headers_s=failures.header_timeout_s, silence_s=failures.token_stall_s, attempts=attempts
+    )
+    first = _author_route(model, capability, failures, patience)
+    if failures.answer_timeout_s is None:
+        return [first]
+    first.match.dynamic_metadata = [asks_for_stream(value=True)]
+    patience = _Patience(headers_s=failures.answer_timeout_s, silence_s=None, attempts=attempts)
+    return [first, _author_route(model, capability, failures, patience)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Patience:
+    """How long one kind of request may take to answer."""
+
+    headers_s: float
+    """Per attempt."""
+    silence_s: float | None
+    """Inside a stream; 0 = for ever, None = does not apply: there is one answer, all at once."""
+    attempts: int
+
+    def idle_s(self) -> float:
+        """Return how long the whole request may be silent; 0 = for ever.
+
+        `per_try_idle_timeout` alone would not do: once the header time-out has passed, which Envoy ignores
+        inside a running stream, its timer is gone too (seen on 1.40). The whole request's idle time-out
+        stays; it may not end what the attempts are still busy with.
+        """
+        if self.silence_s == 0:
+            return 0.0
+        return max(self.silence_s or 0.0, self.attempts * (self.headers_s + BACK_OFF_MAX_S))
+
+
+def _author_route(
+    model: Model,
+    capability: Capability,
+    failures: FailurePolicy | None = None,
+    patience: _Patience | None = None,
+) -> Any:
     r = typed.route
-    weight = r.WeightedClusterClusterWeight
     split = [
-        weight(
+        r.WeightedClusterClusterWeight(
             name=member_name(model, tier, capability),
             weight=0 if index else TIER_WEIGHT_TOTAL,
             response_headers_to_add=[headers.add(headers.DEGRADE_REASON, "", keep=True)]
-            if index and capability is not Capability.GRPC
+            if index and patience
             else [],
         )
         for index, tier in enumerate(members(model, capability))
     ]
     action = r.RouteAction(weighted_clusters=r.WeightedCluster(clusters=split))
     route = r.Route(name=model.name, match=r.RouteMatch(prefix=model.prefix), route=action)
-    if capability is Capability.GRPC:
+    if failures is None or patience is None:
         return route
     action.timeout = duration(0)  # the default of 15 s cuts streams
-    retries = min(RETRIES_MAX, len(model.tiers) - 1)
-    action.idle_timeout = duration(_idle_s(failures, attempts=retries + 1))
-    action.retry_policy = _retry_policy(retries, failures, capability)
+    action.idle_timeout = duration(patience.idle_s())
+    action.retry_policy = _retry_policy(patience, capability)
     if failures.static_on_5xx:
         route.response_headers_to_add = [
             headers.add(headers.MODEL_ROUTE, headers.literal(model.name))
@@ -81,56 +115,47 @@ def author_route(model: Model, *, failures: FailurePolicy, capability: Capabilit
     return route
 
 
-def _route(model: Model, failures: FailurePolicy, capability: Capability) -> Route:
-    """Return the route of `author_route`: a shape with this model's names set."""
+def model_routes(model: Model, failures: FailurePolicy, capability: Capability) -> list[Route]:
+    """Return the routes of `author_routes`: shapes with this model's names set."""
     statics = tuple(tier.is_static for tier in model.tiers)
-    route = Route.FromString(_route_shape(statics, failures, capability))
-    route.name = model.name
-    route.match.prefix = model.prefix
-    clusters = route.route.weighted_clusters.clusters
-    for cluster, tier in zip(clusters, members(model, capability), strict=True):
-        cluster.name = member_name(model, tier, capability)
-    for header in route.response_headers_to_add:
-        header.header.value = headers.literal(model.name)
-    return route
+    routes = [Route.FromString(shape) for shape in _route_shapes(statics, failures, capability)]
+    for route in routes:
+        route.name = model.name
+        route.match.prefix = model.prefix
+        clusters = route.route.weighted_clusters.clusters
+        for cluster, tier in zip(clusters, members(model, capability), strict=True):
+            cluster.name = member_name(model, tier, capability)
+        for header in route.response_headers_to_add:
+            header.header.value = headers.literal(model.name)
+    return routes
 
 
 @lru_cache(maxsize=16)
-def _route_shape(
+def _route_shapes(
     statics: tuple[bool, ...], failures: FailurePolicy, capability: Capability
-) -> bytes:
+) -> tuple[bytes, ...]:
     tiers = tuple(
         Tier(name=TierName(""), serves="", answer=StaticAnswer() if is_static else None)
         for is_static in statics
     )
     anyone = Model(name=ModelName(""), tiers=tiers)
-    return bytes(author_route(anyone, failures=failures, capability=capability))
+    authored = author_routes(anyone, failures=failures, capability=capability)
+    return tuple(bytes(each) for each in authored)
 
 
-def _idle_s(failures: FailurePolicy, *, attempts: int) -> float:
-    """Return how long a stream may be silent; 0 = for ever.
-
-    `per_try_idle_timeout` alone would not do: once the header time-out has passed, which Envoy ignores
-    inside a running stream, its timer is gone too (seen on 1.40). The whole request's idle time-out stays;
-    it may not end what the attempts are still busy with.
-    """
-    if failures.token_stall_s <= 0:
-        return 0.0
-    return max(failures.token_stall_s, attempts * (failures.header_timeout_s + BACK_OFF_MAX_S))
-
-
-def _retry_policy(retries: int, failures: FailurePolicy, capability: Capability) -> Any:
+def _retry_policy(patience: _Patience, capability: Capability) -> Any:
     r = typed.route
     policy = r.RetryPolicy(
         retry_on="5xx,reset,connect-failure,retriable-status-codes",
         retriable_status_codes=[429],
-        num_retries=retries,
-        per_try_timeout=duration(failures.header_timeout_s),
-        per_try_idle_timeout=duration(failures.token_stall_s),
+        num_retries=patience.attempts - 1,
+        per_try_timeout=duration(patience.headers_s),
         retry_back_off=r.RetryPolicyRetryBackOff(
             base_interval=duration(BACK_OFF_S), max_interval=duration(BACK_OFF_MAX_S)
         ),
     )
+    if patience.silence_s is not None:
+        policy.per_try_idle_timeout = duration(patience.silence_s)
     if (
         capability is Capability.AGGREGATE
     ):  # it would choose by health only, so a retry the same tier
@@ -160,103 +185,3 @@ def group_by_domains(models: Iterable[Model]) -> dict[tuple[str, ...], tuple[Mod
         tuple(domains): tuple(sorted(sharing[key], key=lambda model: -len(model.prefix)))
         for key, domains in grouped.items()
     }
-
-
-@dataclass(slots=True)
-class _Split:
-    """The weighted clusters of one model, in every virtual host that it appears in."""
-
-    tiers: tuple[TierName, ...]
-    chain: tuple[TierName, ...]
-    occurrences: list[Sequence[WeightedCluster.ClusterWeight]]
-    numbers: tuple[tuple[int, str], ...] = ()
-
-
-class RouteTable:
-    """The route configuration, patched in place. Not for use by two threads at once."""
-
-    def __init__(
-        self, models: Sequence[Model], failures: FailurePolicy, capability: Capability
-    ) -> None:
-        authored: dict[ModelName, Route] = {}
-        self._splits: dict[ModelName, _Split] = {}
-        for model in models:
-            reachable = members(model, capability)
-            if not reachable:
-                continue
-            authored[model.name] = _route(model, failures, capability)
-            self._splits[model.name] = _Split(
-                tiers=tuple(tier.name for tier in reachable),
-                chain=tuple(tier.name for tier in model.tiers),
-                occurrences=[],
-            )
-        config = typed.route.RouteConfiguration(
-            name=ROUTE_CONFIG_NAME, ignore_port_in_host_matching=True
-        )
-        self._table = to_upb(RouteConfiguration, config)
-        needs: set[str] = set()
-        routed = [model for model in models if model.name in authored]
-        for domains, sharing in group_by_domains(routed).items():
-            host = self._table.virtual_hosts.add(name=domains[0], domains=domains)
-            for model in sharing:
-                route = host.routes.add()
-                route.CopyFrom(authored[model.name])
-                clusters = route.route.weighted_clusters.clusters
-                self._splits[model.name].occurrences.append(clusters)
-                needs.update(each.name for each in clusters)
-        self._needs = frozenset(needs)
-        self._resource: Resource | None = None
-
-    def apply(self, plan: ModelPlan) -> None:
-        """Set a model's weights and reasons."""
-        split = self._splits.get(plan.name)
-        if split is None:
-            return
-        numbers = _numbers(plan, split)
-        if numbers == split.numbers:
-            return
-        split.numbers = numbers
-        for clusters in split.occurrences:
-            for cluster, (weight, reason) in zip(clusters, numbers, strict=True):
-                cluster.weight.value = weight
-                for header in cluster.response_headers_to_add:
-                    header.header.value = reason
-        self._resource = None
-
-    def resource(self) -> Resource:
-        """Return the table as it is now; the same object while nothing changes."""
-        if self._resource is None:
-            self._resource = Resource.of(ROUTE_CONFIG_NAME, serialize(self._table), self._needs)
-        return self._resource
-
-
-def _numbers(plan: ModelPlan, split: _Split) -> tuple[tuple[int, str], ...]:
-    """Return weight and reason per member.
-
-    A route of which nothing may be sent anywhere is refused by proxies, together with every other
-    model's; then the first chain gets all, and Envoy walks down from there by itself.
-    """
-    by_name = {tier.name: tier for tier in plan.tiers}
-    weights = positive_sum([by_name[name].weight for name in split.tiers])
-    reasons = _reasons(by_name, split.chain)
-    return tuple(
-        (weight, reasons[name] if weight else "")
-        for name, weight in zip(split.tiers, weights, strict=True)
-    )
-
-
-def _reasons(by_name: Mapping[TierName, Any], chain: Sequence[TierName]) -> dict[TierName, str]:
-    """A tier gets requests because of what the tier above it says about itself."""
-    reasons = {chain[0]: ""}
-    for above, name in pairwise(chain):
-        reasons[name] = headers.literal(by_name[above].reason.rule)
-    return reasons
-
-
-def positive_sum(weights: Sequence[int]) -> list[int]:
-    """Return weights that Envoy accepts: none below zero, a sum of at least 1 and at most uint32."""
-    ceiling = UINT32_MAX // max(1, len(weights))
-    result = [min(max(0, weight), ceiling) for weight in weights]
-    if not any(result):
-        result[0] = TIER_WEIGHT_TOTAL
-    return result

@@ -13,9 +13,10 @@ from xds_server.core.model import Model, StaticAnswer, Tier
 from xds_server.resources import headers
 from xds_server.resources.answer import Dialect, streamed, whole
 from xds_server.resources.clusters import BUFFER_LIMIT_BYTES
-from xds_server.resources.names import METADATA, static_listener_name
+from xds_server.resources.names import static_listener_name
 from xds_server.resources.proto import Listener, pack, serialize, typed
 from xds_server.resources.snapshot import Resource
+from xds_server.resources.streaming import asks_for_stream, stream_filter
 
 BODY_LIMIT_BYTES = 4096
 """Envoy's default limit of a direct response's body; raised for longer answers."""
@@ -107,7 +108,7 @@ def _author(name: str, answer: StaticAnswer, served: str) -> Any:
         http_filters=[
             _http_filter("buffer", typed.buffer.Buffer(max_request_bytes=BUFFER_LIMIT_BYTES)),
             _http_filter("header_mutation", _body_is_json()),
-            _http_filter("json_to_metadata", _stream_to_metadata()),
+            stream_filter(),
             router(),
         ],
     )
@@ -120,21 +121,11 @@ def _author(name: str, answer: StaticAnswer, served: str) -> Any:
 
 
 def _body_is_json() -> Any:
-    """Call every body JSON: the next filter knows only the bare name, without `; charset=utf-8`."""
+    """Call every body JSON: the next filter looks at nothing else, and nobody behind it looks at this header."""
     mutation = typed.mutation_rules.HeaderMutation(append=headers.add("content-type", JSON))
     return typed.header_mutation.HeaderMutation(
         mutations=typed.header_mutation.Mutations(request_mutations=[mutation])
     )
-
-
-def _stream_to_metadata() -> Any:
-    """Copy the body's `stream` into metadata; a body that is not JSON leaves none."""
-    j = typed.json_to_metadata
-    rule = j.JsonToMetadataRule(
-        selectors=[j.JsonToMetadataSelector(key="stream")],
-        on_present=j.JsonToMetadataKeyValuePair(metadata_namespace=METADATA, key="stream"),
-    )
-    return j.JsonToMetadata(request_rules=j.JsonToMetadataMatchRules(rules=[rule]))
 
 
 def _routes(answer: StaticAnswer, served: str) -> list[Any]:
@@ -150,8 +141,8 @@ def _routes(answer: StaticAnswer, served: str) -> list[Any]:
         if 200 <= answer.status < 300:  # an error is no stream: its readers expect JSON
             events = streamed(answer.body, dialect=dialect, model=served)
             cases = [
-                (_asks_for_stream(value=True), events, EVENTS),
-                (_asks_for_stream(value=False), document, JSON),
+                ({"dynamic_metadata": [asks_for_stream(value=True)]}, events, EVENTS),
+                ({"dynamic_metadata": [asks_for_stream(value=False)]}, document, JSON),
                 ({"headers": [_header("accept", EVENTS)]}, events, EVENTS),
                 *cases,
             ]
@@ -171,13 +162,6 @@ def _routes(answer: StaticAnswer, served: str) -> list[Any]:
                 )
             )
     return routes
-
-
-def _asks_for_stream(*, value: bool) -> dict[str, Any]:
-    m = typed.matcher
-    path = [m.MetadataMatcherPathSegment(key="stream")]
-    is_value = m.MetadataMatcher(filter=METADATA, path=path, value=m.ValueMatcher(bool_match=value))
-    return {"dynamic_metadata": [is_value]}
 
 
 def _header(name: str, part: str, *, invert: bool = False) -> Any:
