@@ -63,6 +63,9 @@ class FailurePolicy:
     """Failures in a row until Envoy ejects an endpoint."""
     header_timeout_s: float = 3.0
     """Time to response headers per attempt."""
+    answer_timeout_s: float | None = None
+    """The same for requests without `stream: true`, whose headers come only with the last token. None = the
+    header timeout holds for them too. With a number proxies parse every body to tell, up to 8 MiB."""
     token_stall_s: float = 30.0
     """Silence inside a stream after which the attempt is given up."""
     static_on_5xx: bool = True
@@ -143,35 +146,37 @@ class SpillPolicy:
     target: float = 0.94
     """Share of the learned capacity that a tier is loaded to. 0.92 loses 1 % of utilization and gains
     nothing in queueing once demand is filtered."""
-    demand_smoothing_s: float = 4.0
+    demand_smoothing_s: float = 2.0
     """Time constant of the admitted requests/s of each instance."""
     demand_steady_s: float = 30.0
     """A move of demand within its noise is smoothed over this time ..."""
     demand_follow_s: float = 0.5
     """... and a move beyond the noise is followed within this time."""
-    demand_noise_low: float = 1.5
+    demand_noise_low: float = 2.0
     """Standard deviations of a Poisson stream up to which a move is all noise ..."""
-    demand_noise_high: float = 3.0
+    demand_noise_high: float = 4.0
     """... and from which it is all real."""
     capacity_window_s: float = 30.0
     """Time constant of completions and busy slot-seconds: how fast a drift of the service time is
     learned."""
     capacity_requests: float = 30.0
     """What was learned from fewer requests than this is kept, however long ago it was."""
-    in_progress_credit: float = 0.6
-    """Part of a completion that a running request counts for: how much of it is done on average. 0.5
-    for equal lengths, more where a few are long."""
+    in_progress_credit: float = 0.5
+    """Part of a completion that a running request counts for: how much of it is done on average, with
+    equal lengths. Where a few are long it is more, but just after a step up it is less."""
     prior_service_s: float = 8.0
     """Mean time a request occupies a slot, believed until completions show better."""
     prior_requests: float = 4.0
     """How many completed requests the prior counts for: few, so that it is soon overruled."""
-    queue_trim: float = 0.15
-    """The most that a full queue lowers the believed capacity. 0.3 makes a loop with a lag of 5 s
-    overshoot by 0.16, 0.15 by 0.10."""
-    queue_scale_ratio: float = 0.25
+    queue_trim: float = 0.2
+    """The most that a full queue lowers the believed capacity. More, or a shorter queue that counts as
+    full, makes a loop with a lag of 5 s overshoot and shake."""
+    queue_scale_ratio: float = 0.5
     """A queue of this share of the capacity is full."""
+    slots_queue_ratio: float = 0.25
+    """A queue of this share of the capacity proves that every slot that there is runs."""
     slots_learn_s: float = 10.0
-    """With a full queue, the slots that run are believed to be all there are, within this time ..."""
+    """With such a queue, the slots that run are believed to be all there are, within this time ..."""
     slots_forget_s: float = 600.0
     """... and without one, the configured slots are believed again, within this time."""
     minimum_above_critical: float = 0.05
@@ -180,6 +185,8 @@ class SpillPolicy:
     """How fast a tier may pass on more; lost capacity is passed on at once."""
     fall_per_s: float = 0.25
     """How fast a tier may take back."""
+    ease_per_s: float = 0.05
+    """How fast it may do either after telemetry returned, until it is where it should be."""
     publish_change: float = 0.01
     """A share is given out when it moved by more than this, or became exactly zero."""
     step_s: float = 0.25

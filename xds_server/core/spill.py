@@ -7,7 +7,7 @@ the tier keeps what loads it to `target` and spills the rest:
 
 Nothing is chased by feedback except the queue, which corrects a wrong mu. Only the queue beyond the
 free slots counts: requests that wait at one instance while another has room are a matter of endpoint
-weights. While the queue is full, the slots that really run are learned, so that a configured number
+weights. While the queue is long, the slots that really run are learned, so that a configured number
 that the KV cache cannot hold is corrected too.
 
 Where demand is unknown (an engine without counters) a PI on the tier's pressure takes over, or AIMD
@@ -86,6 +86,8 @@ class TierSpill:
     """The integrator of the PI and what AIMD wants, in units of spill; follows what demand wants."""
     cut_at: float | None = None
     """When AIMD last cut what the tier keeps; None while it is not in charge."""
+    is_easing: bool = False
+    """Telemetry has returned and the spill has not yet met what is wanted: it moves slowly."""
     reason: Reason = _FITS
 
 
@@ -215,13 +217,13 @@ def step(
 def _learn_slots(
     memory: TierSpill, reading: TierReading, policy: SpillPolicy, clock: _Clock
 ) -> TierSpill:
-    """Believe the slots that run while a full queue waits for more."""
+    """Believe the slots that run while a long queue waits for more."""
     seen = reading.available_slots * reading.fresh_ratio
     if reading.frozen or seen <= 0.0 or reading.running is None or reading.waiting is None:
         return memory
     occupied = min(1.0, reading.running / seen)
     fill = memory.fill_ratio
-    if reading.waiting >= policy.queue_scale_ratio * seen:
+    if reading.waiting >= policy.slots_queue_ratio * seen:
         fill += (occupied - fill) * (1.0 - exp(-clock.elapsed_s / policy.slots_learn_s))
     elif fill < 1.0:
         fill += (1.0 - fill) * (1.0 - exp(-clock.elapsed_s / policy.slots_forget_s))
@@ -244,7 +246,10 @@ def _decide(tier: _Tier, policy: SpillPolicy, clock: _Clock) -> tuple[float, Tie
             reason=_UNAVAILABLE,
         )
     if reading.frozen or reading.fresh_ratio <= 0.0:
-        return memory.spill, replace(memory, reason=_HELD)
+        if memory.reason is _UNAVAILABLE:
+            # It can serve again: a share of nothing is not worth holding, and silence halts no tier.
+            return 0.0, TierSpill(available_slots=available, reason=_HELD)
+        return memory.spill, replace(memory, is_easing=True, reason=_HELD)
     if tier.offered is not None:
         wanted, reason = _from_demand(tier, tier.offered, policy)
         integral, cut_at = wanted, None
@@ -259,10 +264,12 @@ def _decide(tier: _Tier, policy: SpillPolicy, clock: _Clock) -> tuple[float, Tie
             text=f"The tier is critical: at least {wanted:.0%} is passed on.",
         )
     spill = wanted
-    lost = available < memory.available_slots
-    if not clock.is_first and not (lost and wanted > memory.spill):
-        spill = min(spill, memory.spill + policy.rise_per_s * clock.elapsed_s)
-        spill = max(spill, memory.spill - policy.fall_per_s * clock.elapsed_s)
+    has_lost = available < memory.available_slots
+    if not clock.is_first and not (has_lost and wanted > memory.spill):
+        rise_per_s = policy.ease_per_s if memory.is_easing else policy.rise_per_s
+        fall_per_s = policy.ease_per_s if memory.is_easing else policy.fall_per_s
+        spill = min(spill, memory.spill + rise_per_s * clock.elapsed_s)
+        spill = max(spill, memory.spill - fall_per_s * clock.elapsed_s)
     published = memory.published
     if spill == 0.0 or abs(spill - published) > policy.publish_change:
         published = spill
@@ -282,6 +289,7 @@ def _decide(tier: _Tier, policy: SpillPolicy, clock: _Clock) -> tuple[float, Tie
         available_slots=available,
         integral=integral,
         cut_at=cut_at,
+        is_easing=memory.is_easing and spill != wanted,
         reason=reason,
     )
 

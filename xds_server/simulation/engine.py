@@ -29,6 +29,8 @@ class EngineSpec:
     """What one simulated engine can do."""
 
     slots: int
+    configured_slots: int | None = None
+    """What the user's configuration says, where it is wrong."""
     tokens_per_s: float = 25.0
     """Generated per request; the batch is assumed to fit, so that it does not depend on the load."""
     prefill_tokens_per_s: float = 8000.0

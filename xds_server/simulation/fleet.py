@@ -13,12 +13,21 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
 from itertools import accumulate
 from random import Random
 
-from xds_server.core.model import InstanceId
+from xds_server.core.model import (
+    Instance,
+    InstanceId,
+    Model,
+    ModelName,
+    StaticAnswer,
+    Tier,
+    TierName,
+    Topology,
+)
 from xds_server.core.sample import Sample
 from xds_server.simulation.control import Controller, Decision
 from xds_server.simulation.engine import Engine, EngineSpec
@@ -66,6 +75,27 @@ class FleetSpec:
     def capacity(self) -> float:
         """Requests/s that the first tier can complete with full slots."""
         return sum(spec.slots / spec.service_s(self.lengths) for spec in self.tiers[0])
+
+    def topology(self) -> Topology:
+        """Return the fleet as a user would configure it."""
+        tiers = [
+            Tier(
+                name=TierName(f"tier-{tier}"),
+                serves=f"model-{tier}",
+                instances=tuple(
+                    Instance(
+                        id=InstanceId(name),
+                        host=f"10.0.{tier}.{index + 1}",
+                        port=8000,
+                        capacity=float(spec.configured_slots or spec.slots),
+                    )
+                    for index, (name, spec) in enumerate(zip(names, specs, strict=True))
+                ),
+            )
+            for tier, (names, specs) in enumerate(zip(self.names(), self.tiers, strict=True))
+        ]
+        static = Tier(name=TierName("static"), serves="", answer=StaticAnswer())
+        return Topology(models=(Model(name=ModelName("model"), tiers=(*tiers, static)),))
 
     def names(self) -> tuple[tuple[str, ...], ...]:
         """Return the instance names: `tier-index`, counted from 0."""
@@ -230,7 +260,7 @@ class _Fleet:
     def decide(self, now: float) -> None:
         self.trace.evaluations += 1
         decision = self.controller.decide(now)
-        if decision != self.decision:
+        if replace(decision, next_deadline=self.decision.next_deadline) != self.decision:
             self.decision = decision
             self.at(now + self.spec.push_s, lambda later: self.obey(later, decision))
         self.wake(decision.next_deadline)
