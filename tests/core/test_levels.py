@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 from math import inf
 
 import pytest
@@ -94,4 +95,4 @@ def test_no_sequence_of_pressures_makes_it_flap(readings):
         for (now, level), (_, before) in zip(changes, [(0.0, HEALTHY), *changes], strict=False)
         if order.index(level) < order.index(before)
     ]
-    assert all(b - a >= POLICY.hold_s for a, b in zip(downs, downs[1:], strict=False))
+    assert all(b - a >= POLICY.hold_s for a, b in itertools.pairwise(downs))

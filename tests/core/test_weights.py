@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import itertools
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -55,7 +57,7 @@ def test_parts_add_up_and_zero_means_zero(shares):
 def test_larger_shares_get_no_less(shares):
     parts = allocate(shares, TIER_WEIGHT_TOTAL)
     ordered = sorted(zip(shares, parts, strict=True), key=lambda pair: pair[0])
-    for (share, part), (larger, more) in zip(ordered, ordered[1:], strict=False):
+    for (share, part), (larger, more) in itertools.pairwise(ordered):
         assert more >= part - (1 if share == larger else 0)
 
 

@@ -30,11 +30,12 @@ class Seed(NamedTuple):
     corrections: Mapping[InstanceId, float]
     levels: Mapping[TierName, LevelTrack]
     frozen_since: Mapping[TierName, float]
+    known_tiers: frozenset[TierName]
     spill: SpillState | None
     plan: ModelPlan | None
 
 
-NOTHING = Seed({}, {}, {}, None, None)
+NOTHING = Seed({}, {}, {}, frozenset(), None, None)
 
 
 def initial_state(topology: Topology, policy: Policy, now: float) -> FleetState:
@@ -91,11 +92,17 @@ def retarget(state: FleetState, topology: Topology, policy: Policy, now: float) 
     kept = {place(s.instance) for _, _, s in _all(models)}
     pending = list(state.pending)
     for model, tier, s in _all(models):
-        if place(s.instance) not in known:
+        old = known.get(place(s.instance))
+        if old is None:
             pending.append(events.joined(model.model.name, tier.tier.name, s))
+        else:
+            pending += events.of_instance(model.model.name, tier.tier.name, old, s)
     for model, tier, s in _all(state.models):
         if place(s.instance) not in kept:
             pending.append(events.left(model.model.name, tier.tier.name, s))
+    for after in models:
+        if after.model.name in before:
+            pending += publish.plan_events(before[after.model.name].plan, after.plan)
     return fleet(topology, models, started_at=state.started_at, pending=tuple(pending))
 
 
@@ -134,6 +141,7 @@ def build(
             eased_at=now,
             level=seed.levels.get(tier.name, LevelTrack()),
             frozen_since=seed.frozen_since.get(tier.name),
+            is_known=tier.name in seed.known_tiers,
         )
         steps.append(tiers.step(state, set(range(len(instances))), policy, now))
     spilled = seed.spill or spill.initial(len(steps))
@@ -168,6 +176,7 @@ def _seed(before: ModelState | None, after: Model) -> Seed:
             for tier in before.tiers
             if tier.frozen_since is not None
         },
+        known_tiers=frozenset(tier.tier.name for tier in before.tiers if tier.is_known),
         spill=before.spill if same_chain else None,
         plan=before.plan,
     )

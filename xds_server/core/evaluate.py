@@ -178,7 +178,8 @@ def _decide(
     readings = [step.reading for step in steps]
     spilled, shares, again_at = spill.step(model.spill, readings, policy.spill, now)
     plan = publish.model_plan(model.plan, model.model.name, steps, shares, policy.weights)
-    events += publish.tier_events(model, steps, plan)
+    events += publish.plan_events(model.plan, plan)
+    events += publish.freeze_events(model, steps)
     due = min([step.deadline for step in steps], default=inf)
     if again_at is not None:
         due = min(due, again_at)

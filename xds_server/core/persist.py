@@ -95,6 +95,7 @@ def _dump_model(model: ModelState, plan: ModelPlan, now: float) -> dict[str, Any
         tiers[str(tier.tier.name)] = {
             "level": str(tier.level.level),
             "published_level": str(planned.level),
+            "is_known": tier.is_known,
             "frozen_age_s": _age(tier.frozen_since, now),
             "share": planned.share,
             "weight": planned.weight,
@@ -157,6 +158,7 @@ def _restore_model(model: Model, kept: _Node | None, policy: Policy, now: float)
     corrections: dict[InstanceId, float] = {}
     levels: dict[TierName, LevelTrack] = {}
     frozen_since: dict[TierName, float] = {}
+    known_tiers: set[TierName] = set()
     spills: list[TierSpill] = []
     plans: list[TierPlan] = []
     for tier in model.tiers:
@@ -164,6 +166,8 @@ def _restore_model(model: Model, kept: _Node | None, policy: Policy, now: float)
         if node is None:
             continue
         levels[tier.name] = LevelTrack(level=node.get("level").choice(Level))
+        if node.get("is_known").flag():
+            known_tiers.add(tier.name)
         age_s = node.get("frozen_age_s").optional_number(low=0.0)
         if age_s is not None:
             frozen_since[tier.name] = now - age_s
@@ -184,6 +188,7 @@ def _restore_model(model: Model, kept: _Node | None, policy: Policy, now: float)
         corrections=corrections,
         levels=levels,
         frozen_since=frozen_since,
+        known_tiers=frozenset(known_tiers),
         spill=_restore_spills(kept, tuple(spills)) if kept is not None and whole else None,
         plan=ModelPlan(name=model.name, tiers=tuple(plans)) if whole else None,
     )

@@ -30,6 +30,8 @@ from xds_server.core.tier import TierStep
 from xds_server.core.weights import allocate
 
 _HEALTHY = FaultState.HEALTHY
+_FROZEN = "More than half of the tier sends no telemetry: its weights are kept."
+_UNFROZEN = "Enough of the tier sends telemetry again."
 _NO_CAPACITY = Reason(rule="no_capacity", text="None of its instances may take requests.")
 
 
@@ -128,48 +130,61 @@ def route(shares: Sequence[float], able: Sequence[bool]) -> list[float]:
     return given
 
 
-def tier_events(model: ModelState, steps: Sequence[TierStep], plan: ModelPlan) -> list[Event]:
-    """Return what happened to whole tiers: levels, freezes, the begin and end of spill.
+def plan_events(before: ModelPlan, after: ModelPlan) -> list[Event]:
+    """Return what changed between two plans of a model: levels, the begin and end of spill.
+
+    Args:
+        before: The plan that was published.
+        after: The plan that is published now.
+
+    Returns:
+        Events in chain order, of the tiers that both plans have.
+    """
+    events: list[Event] = []
+    if after is before:
+        return events
+    old_tiers = {tier.name: tier for tier in before.tiers}
+    for new in after.tiers:
+        old = old_tiers.get(new.name)
+        if old is None:
+            continue
+        if old.level is not new.level:
+            events.append(
+                happened.level_changed(
+                    after.name,
+                    new.name,
+                    before=old.level,
+                    after=new.level,
+                    reason=level_reason(new),
+                )
+            )
+        if (old.spill > 0.0) is not (new.spill > 0.0):
+            name = "spill_started" if new.spill > 0.0 else "spill_stopped"
+            events.append(happened.tier_event(after.name, new.name, name=name, reason=new.reason))
+    return events
+
+
+def freeze_events(model: ModelState, steps: Sequence[TierStep]) -> list[Event]:
+    """Return which tiers were frozen, or are no longer.
 
     Args:
         model: The model before this evaluation.
         steps: What the tiers' steps found.
-        plan: The model's new plan.
 
     Returns:
         Events in chain order.
     """
     events: list[Event] = []
-    if plan is not model.plan:
-        for old, new in zip(model.plan.tiers, plan.tiers, strict=True):
-            if old.level is not new.level:
-                events.append(
-                    happened.level_changed(
-                        plan.name,
-                        new.name,
-                        before=old.level,
-                        after=new.level,
-                        reason=level_reason(new),
-                    )
-                )
-            if (old.spill > 0.0) is not (new.spill > 0.0):
-                name = "spill_started" if new.spill > 0.0 else "spill_stopped"
-                events.append(
-                    happened.tier_event(plan.name, new.name, name=name, reason=new.reason)
-                )
     for before, step in zip(model.tiers, steps, strict=True):
-        was_frozen, is_frozen = before.frozen_since is not None, step.reading.frozen
-        if was_frozen is not is_frozen:
-            name = "tier_frozen" if is_frozen else "tier_unfrozen"
-            text = (
-                "More than half of the tier sends no telemetry: its weights are kept."
-                if is_frozen
-                else "Enough of the tier sends telemetry again."
-            )
-            reason = Reason(rule=name, text=text, inputs={"fresh_ratio": step.reading.fresh_ratio})
-            events.append(
-                happened.tier_event(plan.name, before.tier.name, name=name, reason=reason)
-            )
+        is_frozen = step.reading.frozen
+        if not before.is_known or is_frozen is (before.frozen_since is not None):
+            continue
+        name = "tier_frozen" if is_frozen else "tier_unfrozen"
+        text = _FROZEN if is_frozen else _UNFROZEN
+        reason = Reason(rule=name, text=text, inputs={"fresh_ratio": step.reading.fresh_ratio})
+        events.append(
+            happened.tier_event(model.model.name, before.tier.name, name=name, reason=reason)
+        )
     return events
 
 

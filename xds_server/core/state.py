@@ -56,6 +56,8 @@ class TierState:
     level: LevelTrack
     frozen_since: float | None
     """Since when more than `freeze_ratio` of the tier has been blind."""
+    is_known: bool
+    """Whether enough of it was ever heard: what was never known is not frozen and eases nowhere."""
 
 
 @record

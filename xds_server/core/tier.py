@@ -82,8 +82,8 @@ def step(state: TierState, shaken: set[int], policy: Policy, now: float) -> Tier
         policy=policy.kv,
         now=now,
     )
-    moved = shaken
-    if frozen or state.frozen_since is not None:
+    moved = shaken if state.is_known else set()
+    if state.is_known and (frozen or state.frozen_since is not None):
         moved = set(range(len(state.instances)))
     corrections, easing = _correct(
         state, policy, now, mean=sums.mean, frozen_since=frozen_since, shaken=moved
@@ -122,6 +122,7 @@ def step(state: TierState, shaken: set[int], policy: Policy, now: float) -> Tier
         eased_at=now,
         level=track,
         frozen_since=frozen_since,
+        is_known=state.is_known or (sums.serving > 0 and not frozen),
     )
     return TierStep(after, level, sums.mean, integers, slots, sums.mean, reading, due)
 
