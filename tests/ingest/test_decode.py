@@ -103,7 +103,7 @@ def test_states_of_a_newer_agent_are_unknown_and_not_an_error():
     [
         pytest.param({"kv_ratio": 17.0}, {}, "kv_ratio 17 is not within 0-1", id="kv-percent"),
         pytest.param({"kv_ratio": -0.1}, {}, "kv_ratio -0.1 is not within 0-1", id="kv-negative"),
-        pytest.param({"kv_ratio": math.nan}, {}, "kv_ratio inf is not within 0-1", id="kv-nan"),
+        pytest.param({"kv_ratio": math.nan}, {}, "kv_ratio nan is not within 0-1", id="kv-nan"),
         pytest.param({"waiting": -1.0}, {}, "waiting -1 is not a count", id="negative-queue"),
         pytest.param({"running": math.inf}, {}, "running inf is not a count", id="infinite"),
         pytest.param(

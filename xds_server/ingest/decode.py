@@ -7,7 +7,6 @@ rounding just above one.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -96,7 +95,7 @@ def decode_hello(message: pb.AgentMessage) -> Hello | Rejected:
             address=each.address,
             model=each.model,
             tier=each.tier,
-            capacity=_optional(each, "capacity"),
+            capacity=each.capacity if each.HasField("capacity") else None,
         )
         for each in hello.instances
     )
@@ -143,26 +142,22 @@ def decode_sample(
 
 
 def _engine(facts: pb.EngineFacts) -> EngineFacts | str:
-    ratios = _ratios(facts, ("kv_ratio", "reserved_ratio"))
-    counts = _counts(facts, _ENGINE_COUNTS)
-    if isinstance(ratios, str):
-        return ratios
-    if isinstance(counts, str):
-        return counts
+    numbers = _numbers(facts, _ENGINE_NUMBERS)
+    if isinstance(numbers, str):
+        return numbers
     return EngineFacts(
         state=_ENGINE_STATE.get(facts.state, EngineState.UNKNOWN),
         detail=facts.detail[:MAX_TEXT],
         restarts=facts.restarts,
         out_of_memory=facts.out_of_memory,
-        **ratios,
-        **counts,
+        **numbers,
     )
 
 
 def _gpu(facts: pb.GpuFacts) -> GpuFacts | str:
-    ratios = _ratios(facts, ("vram_ratio",))
-    if isinstance(ratios, str):
-        return ratios
+    numbers = _numbers(facts, _GPU_NUMBERS)
+    if isinstance(numbers, str):
+        return numbers
     free = facts.vram_free_bytes if facts.HasField("vram_free_bytes") else None
     return GpuFacts(
         health=_GPU_HEALTH.get(facts.health, GpuHealth.UNKNOWN),
@@ -170,42 +165,31 @@ def _gpu(facts: pb.GpuFacts) -> GpuFacts | str:
         memory_kind=_MEMORY_KIND.get(facts.memory_kind, MemoryKind.UNKNOWN),
         vram_free_bytes=free,
         shared=facts.shared,
-        **ratios,
+        **numbers,
     )
 
 
-def _ratios(facts: Message, names: Iterable[str]) -> dict[str, float] | str:
+def _numbers(facts: Message, names: Iterable[str]) -> dict[str, float] | str:
+    """Return the numbers that are there, or what is wrong with one; NaN is in no range."""
     found: dict[str, float] = {}
+    has = facts.HasField
     for name in names:
-        value = _optional(facts, name)
-        if value is None:
+        if not has(name):
             continue
-        if not 0 <= value <= _ROUNDING:
-            return f"{name} {value:g} is not within 0-1"
-        found[name] = min(1.0, value)
-    return found
-
-
-def _counts(facts: Message, names: Iterable[str]) -> dict[str, float] | str:
-    found: dict[str, float] = {}
-    for name in names:
-        value = _optional(facts, name)
-        if value is None:
-            continue
-        if not 0 <= value < _MAX_COUNT:
+        value = getattr(facts, name)
+        if name.endswith("_ratio"):
+            if not 0 <= value <= _ROUNDING:
+                return f"{name} {value:g} is not within 0-1"
+            value = min(1.0, value)
+        elif not 0 <= value < _MAX_COUNT:
             return f"{name} {value:g} is not a count"
         found[name] = value
     return found
 
 
-def _optional(message: Message, name: str) -> float | None:
-    if not message.HasField(name):
-        return None
-    value = float(getattr(message, name))
-    return math.inf if math.isnan(value) else value
-
-
-_ENGINE_COUNTS = (
+_ENGINE_NUMBERS = (
+    "kv_ratio",
+    "reserved_ratio",
     "waiting",
     "running",
     "preemptions_total",
@@ -215,6 +199,7 @@ _ENGINE_COUNTS = (
     "slots",
     "kv_capacity_tokens",
 )
+_GPU_NUMBERS = ("vram_ratio",)
 _ENGINE_STATE: dict[int, EngineState] = {
     pb.ENGINE_STATE_UP: EngineState.UP,
     pb.ENGINE_STATE_LOADING: EngineState.LOADING,
