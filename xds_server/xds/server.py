@@ -91,6 +91,11 @@ class XdsServer:
         ]
         return [*discovery, csds_handler(self.status)]
 
+    @property
+    def stream_count(self) -> int:
+        """Streams that are open, those of unknown proxies included."""
+        return self._count
+
     def status(self) -> list[ProxyStatus]:
         """Return the state of every stream whose proxy is known, in order of connection."""
         now = asyncio.get_running_loop().time()

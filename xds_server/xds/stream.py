@@ -8,6 +8,7 @@ gives out at most one response per type until it is ACKed.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 from collections.abc import Callable
 from typing import Any
@@ -55,7 +56,7 @@ class Stream:
     """A client's stream from its first request to its end."""
 
     __slots__ = (
-        "_context", "_latest", "_loop", "_observer", "_only", "_outbox", "_parse", "_reader", "_timer",
+        "_context", "_latest", "_loop", "_observer", "_only", "_outbox", "_parse", "_timer",
         "_writer", "opened_at", "protocol", "proxy", "session",
     )  # fmt: skip
 
@@ -77,7 +78,6 @@ class Stream:
         self._latest: Snapshot | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._writer: asyncio.Task[None] | None = None
-        self._reader: asyncio.Task[None] | None = None
         self.opened_at = self._loop.time()
         self.protocol = protocol
         self.proxy: Proxy | None = None
@@ -91,7 +91,6 @@ class Stream:
         Args:
             joined: Called once, when the proxy is known; returns the snapshot of its group, if any.
         """
-        self._reader = asyncio.current_task()
         read = self._context.read
         while (raw := await read()) is not grpc.aio.EOF:
             try:
@@ -171,20 +170,21 @@ class Stream:
                     proxy=self.proxy, type_url=response.type_url, size_bytes=len(response.body)
                 )
                 self._refresh()
+        except _CLIENT_IS_GONE:
+            self._outbox.clear()  # The reader is told by gRPC.
         except Exception as error:  # noqa: BLE001  (whatever it is, the stream cannot go on)
-            self._fail(error)
+            await self._fail(error)
         finally:
             self._writer = None
 
-    def _fail(self, error: Exception) -> None:
+    async def _fail(self, error: Exception) -> None:
         """End the stream: what was not written is never ACKed, and would be waited for for ever."""
-        if not isinstance(error, _CLIENT_IS_GONE):
-            self._loop.call_exception_handler(
-                {"message": f"xDS stream of {self.proxy} failed", "exception": error}
-            )
         self._outbox.clear()
-        if self._reader is not None:
-            self._reader.cancel()
+        self._loop.call_exception_handler(
+            {"message": f"xDS stream of {self.proxy} failed", "exception": error}
+        )
+        with contextlib.suppress(*_CLIENT_IS_GONE):
+            await self._context.abort(grpc.StatusCode.INTERNAL, "the push failed; see the log")
 
     def _set_timer(self) -> None:
         deadline, timer = self.session.deadline, self._timer
