@@ -86,7 +86,8 @@ class _Waiter:
             return True
         if not body["drained"]:
             self._confirmed_at = None
-            self._tell(f"{name}: waiting for the control plane to confirm")
+            why = f" (it refuses the instance: {body['refusal']})" if body["refusal"] else ""
+            self._tell(f"{name}: waiting for the control plane to confirm{why}")
             return False
         if self._confirmed_at is None:
             self._confirmed_at = now

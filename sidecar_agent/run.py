@@ -38,9 +38,10 @@ async def run(settings: Settings, gpu: GpuWorker | None) -> int:
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, end, EXIT_OK)
+    # Without a handler these two would end a process that has no GPU to let go of.
+    loop.add_signal_handler(signal.SIGUSR1, gpu.release if gpu else _nothing)
+    loop.add_signal_handler(signal.SIGUSR2, gpu.reacquire if gpu else _nothing)
     if gpu is not None:
-        loop.add_signal_handler(signal.SIGUSR1, gpu.release)
-        loop.add_signal_handler(signal.SIGUSR2, gpu.reacquire)
         gpu.start()
     agent = Agent(
         settings,
@@ -68,6 +69,10 @@ async def run(settings: Settings, gpu: GpuWorker | None) -> int:
         if gpu is not None:
             gpu.close()
         log.info("agent_stopped")
+
+
+def _nothing() -> None:
+    """Take a signal that means nothing here."""
 
 
 async def _until(stop: asyncio.Future[int], agent: Agent, gpu: GpuWorker | None, end: Any) -> int:

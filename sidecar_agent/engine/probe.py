@@ -89,6 +89,8 @@ class Probe:
             )
         else:
             facts = adapter.read(texts, self._target.options)
+            if facts.state is EngineState.UNKNOWN and self._target.engine == AUTO:
+                self._adapter = self._path = None  # another engine may serve here now
         return Outcome(
             kind=OutcomeKind.PAGE,
             at=at,
@@ -129,9 +131,12 @@ class Probe:
 
     async def _get(self, url: URL) -> str | None:
         """Return the body, or None where the engine does not offer this page."""
+        keep = self._adapter is None or self._adapter.keep_alive
         try:
             async with self._http.get(
-                url.with_query(self._url.query), allow_redirects=False
+                url.with_query(self._url.query),
+                allow_redirects=False,
+                headers=None if keep else {"Connection": "close"},
             ) as response:
                 body = await _limited(response)
         except aiohttp.ClientConnectorDNSError as error:

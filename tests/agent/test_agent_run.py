@@ -267,6 +267,9 @@ async def test_a_counter_reset_and_a_death_by_memory_are_told(tmp_path):
 async def test_sigterm_ends_the_agent_within_two_seconds(tmp_path):
     async with fleet(tmp_path, IDLE) as (server, engine, running):
         await until(lambda: server.samples)
+        running.process.send_signal(signal.SIGUSR1)  # means nothing without GPUs, and ends nothing
+        running.process.send_signal(signal.SIGUSR2)
+        assert (await running.get("/healthz"))[0] == 200
         engine.hold.clear()
         started = time.monotonic()
         running.process.send_signal(signal.SIGTERM)

@@ -85,6 +85,25 @@ async def test_llamacpp_needs_two_pages(http):
         assert (outcome.facts.kv_ratio, outcome.facts.waiting) == (None, 8)
 
 
+async def test_llamacpp_keeps_no_connection_because_each_costs_it_a_thread(http):
+    pages = {"/metrics": page("llamacpp-b11434-load_waiting.prom")}
+    async with EnginePages(pages) as engine:
+        reader = a_probe(http, engine.url, engine="llamacpp")
+        for _ in range(3):
+            assert (await reader.scrape()).kind is OutcomeKind.PAGE
+        assert len(engine.connections) == 6, "two pages, three times"
+
+
+async def test_an_engine_replaced_by_another_kind_is_recognized(http):
+    async with EnginePages({"/metrics": VLLM}) as engine:
+        reader = a_probe(http, engine.url)
+        assert (await reader.scrape()).engine == "vllm"
+        engine.pages["/metrics"] = page("sglang-0.5.23-load_waiting.prom")
+        assert (await reader.scrape()).facts.state is EngineState.UNKNOWN
+        outcome = await reader.scrape()
+        assert (outcome.engine, outcome.facts.waiting) == ("sglang", 16)
+
+
 async def test_llamacpp_without_a_metrics_page_still_tells_its_slots(http):
     slots = (PAGES / "llamacpp-b11434-slots_load.json").read_text()
     async with EnginePages({"/slots": slots}) as engine:

@@ -9,7 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import grpc
-import pytest
 import structlog
 
 from fleet_protos.telemetry.v1 import telemetry_pb2 as pb
@@ -269,6 +268,25 @@ async def test_messages_of_a_newer_server_are_passed_over():
         assert uplink.status.streams == 1
 
 
+async def test_while_the_server_does_not_read_newer_samples_replace_older_ones():
+    async with a_server_that_says(WELCOME) as address, running(make(address)) as uplink:
+        await until(lambda: uplink.status.connected)
+        sent = -1
+        for n in itertools.count():
+            uplink.offer(sample(waiting=float(n), detail="x" * 1000))
+            await asyncio.sleep(0)
+            if n % 100 == 0:
+                if uplink.status.samples == sent:
+                    break
+                sent = uplink.status.samples
+                await asyncio.sleep(0.05)
+        before = uplink.slots.superseded
+        for n in range(10):
+            uplink.offer(sample(waiting=float(n)))
+        assert uplink.slots.superseded == before + 10
+        assert len(uplink.slots._latest) == 1
+
+
 async def test_a_later_welcome_changes_the_interval():
     later = pb.ServerMessage(welcome=pb.Welcome(interval_ms=400)).SerializeToString()
     async with a_server_that_says(WELCOME, later) as address, running(make(address)) as uplink:
@@ -305,7 +323,31 @@ def test_channel_options_notice_a_dead_peer_in_time():
     assert options["grpc.ssl_target_name_override"] == "plane"
 
 
-def test_tls_is_used_when_roots_are_given(tmp_path):
-    assert Server(address="x:1", ca=Path("ca.pem")).ca == Path("ca.pem")
-    with pytest.raises(OSError, match=r"ca\.pem"):
-        Server(address="x:1", ca=tmp_path / "ca.pem").channel()
+TLS = Path(__file__).parent.parent / "data" / "tls"
+CERT, KEY = TLS / "cert.pem", TLS / "key.pem"
+
+
+def mutual_tls():
+    pair = (KEY.read_bytes(), CERT.read_bytes())
+    return grpc.ssl_server_credentials([pair], CERT.read_bytes(), require_client_auth=True)
+
+
+async def test_mutual_tls_lets_in_who_has_a_certificate():
+    async with TelemetryServer(credentials=mutual_tls()) as server:
+        with_certificate = make(server.address, ca=CERT, cert=CERT, key=KEY)
+        async with running(with_certificate) as uplink:
+            await until(lambda: uplink.status.connected)
+        async with running(make(server.address, ca=CERT)) as uplink:
+            await until(lambda: uplink.status.detail != "not connected yet")
+            assert not uplink.status.connected
+        assert len(server.streams) == 1
+
+
+async def test_a_server_of_another_name_is_not_believed():
+    async with TelemetryServer(credentials=mutual_tls()) as server:
+        stranger = make(server.address, ca=CERT, cert=CERT, key=KEY, server_name="other.test")
+        async with running(stranger) as uplink:
+            await until(lambda: "no connection" in uplink.status.detail)
+        known = make(server.address, ca=CERT, cert=CERT, key=KEY, server_name="localhost")
+        async with running(known) as uplink:
+            await until(lambda: uplink.status.connected)

@@ -39,12 +39,14 @@ class TelemetryServer:
         refuse_stream: pb.Refusal | None = None,
         refuse: list[pb.Refusal] | None = None,
         token: str = "",
+        credentials: grpc.ServerCredentials | None = None,
     ) -> None:
         self.interval_ms = interval_ms
         self.ack = ack
         self.refuse_stream = refuse_stream
         self.refuse = refuse or []
         self.token = token
+        self.credentials = credentials
         self.drained: set[str] = set()
         self.streams: list[Stream] = []
         self.port = 0
@@ -80,7 +82,12 @@ class TelemetryServer:
         deadline = time.monotonic() + 5
         while True:
             try:
-                port = server.add_insecure_port(f"127.0.0.1:{self.port}")
+                wanted = f"127.0.0.1:{self.port}"
+                port = (
+                    server.add_insecure_port(wanted)
+                    if self.credentials is None
+                    else server.add_secure_port(wanted, self.credentials)
+                )
                 break
             except RuntimeError:
                 if time.monotonic() > deadline:

@@ -37,6 +37,8 @@ class Adapter:
     path: str = "/metrics"
     slots_path: str | None = None
     """llama.cpp's second page."""
+    keep_alive: bool = True
+    """Whether to keep the connection between scrapes."""
     marks: tuple[str, ...]
     """Any line that starts with one of these tells the engine; most specific engine first."""
     read: Callable[[Texts, Options], EngineFacts]

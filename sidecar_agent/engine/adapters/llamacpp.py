@@ -4,6 +4,9 @@ The page has had no KV usage since ggml-org/llama.cpp#13660. A slot keeps its la
 request ended, so only slots that are processing count. `tokens_predicted_total` moves when a request
 ends; `n_decode_total` moves with every step and feeds the watchdog. The server's
 `Process-Start-Time-Unix` header counts from boot and is not used.
+
+The server gives every open connection one of its few threads (8 by default), and requests starve
+unseen when they run out. So the agent's connection is not kept between scrapes.
 """
 
 from __future__ import annotations
@@ -87,4 +90,6 @@ def _whole(value: Any) -> int | None:
     return value if ok else None
 
 
-ADAPTER: Final = Adapter(kind="llamacpp", slots_path="/slots", marks=("llamacpp:",), read=read)
+ADAPTER: Final = Adapter(
+    kind="llamacpp", slots_path="/slots", keep_alive=False, marks=("llamacpp:",), read=read
+)
