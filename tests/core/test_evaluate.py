@@ -260,3 +260,12 @@ def test_the_order_of_samples_does_not_matter(names):
     expected = Brain(small_fleet())
     expected.feed(*[sample(n, 1.0, kv_ratio=0.1 * ord(n) % 1.0) for n in sorted(names)], at=1.0)
     assert brain.plan == expected.plan
+
+
+def test_a_loop_that_slept_too_long_catches_up_with_whatever_arrives():
+    brain = Brain(small_fleet())
+    brain.run(ALL, until=5.0)
+    state, plan = evaluate(brain.state, [sample("a", 1.0)], POLICY, 200.0)
+    assert {i.freshness for i in plan.models[0].tiers[0].instances} == {Freshness.BLIND}
+    assert plan.next_deadline > 200.0
+    assert state.instance(InstanceId("a")).sample.observed_at == 5.0

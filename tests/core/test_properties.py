@@ -147,7 +147,9 @@ def test_everything_recovers_when_all_is_well_for_long_enough(history):
     brain = live(history)
     for name in NAMES:
         brain.drain(name, draining=False)
-    steady = {"restarts": 3, "gpu": gpu(), "reserved_ratio": 0.92}
+    # Idle: numbers that ignore how much traffic they are given would be no engine that exists.
+    steady = {"restarts": 3, "gpu": gpu(), "reserved_ratio": 0.92, "running": 0.0}
+    steady["finished_total"] = 1e6
     brain.run(NAMES, until=brain.now + 2400.0, every=2.0, **steady)
     for tier_plan in brain.model().tiers[:2]:
         assert {i.state for i in tier_plan.instances} == {FaultState.HEALTHY}

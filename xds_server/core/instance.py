@@ -39,7 +39,7 @@ def unseen(instance: Instance, track: Track, policy: Policy) -> InstanceState:
         slots=instance.capacity,
         ceiling=faults.ceiling(track, policy.recovery),
         pressure=None,
-        lag_s=None,
+        lag_s=0.0,
         deadline=faults.deadline(track, None, policy.recovery),
     )
 

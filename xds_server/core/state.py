@@ -36,8 +36,8 @@ class InstanceState:
     ceiling: float
     """Share of the capacity that faults, throttling and VRAM allow."""
     pressure: float | None
-    lag_s: float | None
-    """Age of the last sample when it was used."""
+    lag_s: float
+    """Age of the last sample when it was used; 0 before the first."""
     deadline: float
     """When this instance must be looked at though no sample came."""
 

@@ -181,9 +181,8 @@ def _add_up(instances: tuple[InstanceState, ...], slots: list[float]) -> Sums:
             if engine.running is not None:
                 knows_running = True
                 running += engine.running
-            if state.lag_s is not None:
-                lags += 1
-                lag_s += state.lag_s
+            lags += 1
+            lag_s += state.lag_s
         if queue is None and state.held is not None:
             queue = state.held.waiting
         if queue:

@@ -1,0 +1,36 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from xds_server.core.publish import route
+
+
+@pytest.mark.parametrize(
+    ("shares", "able", "expected"),
+    [
+        pytest.param([0.7, 0.3, 0.0], [1, 1, 1], [0.7, 0.3, 0.0], id="all can serve"),
+        pytest.param([0.7, 0.3, 0.0], [0, 1, 1], [0.0, 1.0, 0.0], id="moves downstream"),
+        pytest.param([0.7, 0.3, 0.0], [0, 0, 1], [0.0, 0.0, 1.0], id="static takes all"),
+        pytest.param([0.7, 0.3], [1, 0], [1.0, 0.0], id="upstream when nothing is behind"),
+        pytest.param([0.7, 0.3], [0, 0], [1.0, 0.0], id="nobody can: the first"),
+        pytest.param([0.0, 0.0], [0, 1], [0.0, 1.0], id="no shares at all"),
+    ],
+)
+def test_shares_go_where_they_can_be_served(shares, able, expected):
+    assert route(shares, [bool(a) for a in able]) == pytest.approx(expected)
+
+
+@given(
+    st.lists(st.tuples(st.floats(0.0, 1.0), st.booleans()), min_size=1, max_size=6).filter(
+        lambda tiers: sum(share for share, _ in tiers) > 0.01
+    )
+)
+def test_nothing_is_lost_and_nothing_goes_where_nobody_is(tiers):
+    shares = [share / sum(s for s, _ in tiers) for share, _ in tiers]
+    able = [can for _, can in tiers]
+    given_to = route(shares, able)
+    assert sum(given_to) == pytest.approx(1.0)
+    if any(able):
+        assert all(can or share == 0.0 for share, can in zip(given_to, able, strict=True))
