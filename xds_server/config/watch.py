@@ -23,8 +23,8 @@ async def changes(path: Path, stop: asyncio.Event, *, known: str) -> AsyncIterat
         path.parent,
         recursive=False,
         stop_event=stop,
-        debounce=200,
-        step=20,
+        debounce=250,
+        step=250,
         rust_timeout=POLL_S * 1000,
         yield_on_timeout=True,
     )
