@@ -102,7 +102,8 @@ class Incident:
         )
         if (told_s := self._farewell.told_after_s) is not None:
             self._scene.say(
-                f"the control plane took {VICTIM} away {told_s * 1000:.0f} ms after that"
+                f"{told_s * 1000:.0f} ms after its death the control plane had taken {VICTIM} away "
+                f"from both Envoys"
             )
 
     async def _narrate(self) -> None:

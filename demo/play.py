@@ -64,8 +64,8 @@ ACTS = (
     Act(
         name="normal",
         seconds=6,
-        rate=10,
-        says="half of what the 70B pool can do: everything is answered by the 70B",
+        rate=8,
+        says="a third of what the 70B pool can do: everything is answered by the 70B",
     ),
     Act(
         name="overload",
@@ -89,7 +89,7 @@ ACTS = (
     Act(
         name="recovery",
         seconds=20,
-        rate=10,
+        rate=8,
         says=f"the load falls, {VICTIM} returns in stages, the 70B takes everything back",
     ),
 )

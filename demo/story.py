@@ -13,6 +13,9 @@ from demo.watch import Farewell
 FAILOVER = "failover"
 """`x-degrade-reason` of answers for which Envoy left a tier by itself, unasked."""
 
+SETTLED_S = 3.0
+"""A recovery counts when only the 70B has answered for this long."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Marks:
@@ -85,7 +88,7 @@ def effects(outcomes: Sequence[Outcome], marks: Marks, tiers: Mapping[str, str])
     found.append(
         Effect(
             cause="the load fell",
-            effect="from here on the 70B answers everything",
+            effect=f"the 70B answers everything again (for {SETTLED_S:g} s at least)",
             after_s=_settled(outcomes, since_s=fall, tiers=tiers),
         )
     )
@@ -102,15 +105,19 @@ def _first(
 def _settled(
     outcomes: Iterable[Outcome], *, since_s: float, tiers: Mapping[str, str]
 ) -> float | None:
-    """Return when the first request started after which only the primary tier answered."""
-    last_other = since_s
-    primary_starts = []
-    for each in outcomes:
-        if each.started_s < since_s:
+    """Return when the first stretch of `SETTLED_S` began in which only the primary tier answered."""
+    later = sorted((each for each in outcomes if each.started_s >= since_s), key=_start_of)
+    began: float | None = None
+    for each in later:
+        if tier_of(each, tiers) != PRIMARY:
+            began = None
             continue
-        if tier_of(each, tiers) == PRIMARY:
-            primary_starts.append(each.started_s)
-        else:
-            last_other = max(last_other, each.started_s)
-    after = [start for start in primary_starts if start >= last_other]
-    return min(after) - since_s if after else None
+        if began is None:
+            began = each.started_s
+        if each.started_s - began >= SETTLED_S:
+            return began - since_s
+    return None
+
+
+def _start_of(outcome: Outcome) -> float:
+    return outcome.started_s
