@@ -25,6 +25,7 @@ from sidecar_agent.gpu.facts import (
 )
 from sidecar_agent.settings import Settings
 from tests.fakes.engine_pages import EnginePages, page
+from tests.fakes.gpu_reader import scripted
 from tests.fakes.telemetry_server import TelemetryServer
 
 BUSY = page("vllm-0.32.0-load_waiting.prom")
@@ -37,24 +38,6 @@ async def until(condition, timeout=10.0, what="condition"):
     while not condition():
         assert time.monotonic() < deadline, f"timed out waiting for {what}"
         await asyncio.sleep(0.01)
-
-
-class FakeGpus:
-    """Stands in for the GPU thread: a snapshot that a test puts there."""
-
-    def __init__(self, snapshot):
-        self.snapshot = snapshot
-        self.callback = None
-
-    def attach(self, loop, callback):
-        self.callback = callback
-
-    def latest(self):
-        return self.snapshot
-
-    def put(self, snapshot):
-        self.snapshot = snapshot
-        self.callback()
 
 
 def gpus(health=GpuHealth.OK, driver=DriverState.OK, free=40e9):
@@ -102,6 +85,9 @@ async def running(text=BUSY, *, worker=None, refuse=(), **instance):
                 "instances": [{"name": "a", "url": engine.url, **instance}],
             }
         )
+        if worker is not None:
+            worker.start()
+            stack.callback(worker.close)
         agent = Agent(settings, gpu=worker, epoch=1, clock=time.monotonic, rng=random.Random(1))
         task = asyncio.create_task(agent.run())
         admin = await stack.enter_async_context(serving(agent, settings.admin))
@@ -246,28 +232,28 @@ async def test_drain_without_an_agent_says_so():
 
 
 async def test_a_gpu_fault_goes_out_at_once_although_the_engine_hangs():
-    worker = FakeGpus(gpus())
+    worker, reader = scripted(gpus())
     async with running(worker=worker, gpus=["GPU-1"]) as one:
         await until(lambda: one.server.samples)
         assert one.server.samples[0].gpu.health == pb.GPU_HEALTH_OK
         one.engine.hold.clear()
         await until(lambda: one.agent.instances["a"].engine.facts is None)
         put_at = time.monotonic()
-        worker.put(gpus(health=GpuHealth.LOST))
+        reader.snapshots = [gpus(health=GpuHealth.LOST)]
         await until(lambda: one.server.samples[-1].gpu.health == pb.GPU_HEALTH_LOST)
         assert one.server.streams[0].arrived[-1] - put_at < 0.5
         assert one.server.samples[-1].engine.state == pb.ENGINE_STATE_UNSPECIFIED
 
 
 async def test_a_gpu_that_vanished_is_lost_and_not_absent():
-    worker = FakeGpus(GpuSnapshot(driver=DriverState.OK, read_at=time.monotonic()))
+    worker, _ = scripted(GpuSnapshot(driver=DriverState.OK, read_at=time.monotonic()))
     async with running(worker=worker, gpus=["GPU-1"]) as one:
         await until(lambda: one.server.samples)
         assert one.server.samples[-1].gpu.health == pb.GPU_HEALTH_LOST
 
 
 async def test_a_driver_that_hangs_sends_no_numbers_and_turns_readiness_red():
-    worker = FakeGpus(GpuSnapshot(driver=DriverState.STALLED, detail="no answer for 2 s"))
+    worker, _ = scripted(GpuSnapshot(driver=DriverState.STALLED, detail="no answer for 2 s"))
     async with running(worker=worker, gpus=["GPU-1"]) as one:
         await until(lambda: one.server.samples)
         assert not one.server.samples[-1].gpu.HasField("vram_ratio")
@@ -278,7 +264,7 @@ async def test_a_driver_that_hangs_sends_no_numbers_and_turns_readiness_red():
 
 
 async def test_the_agents_metrics_tell_streams_scrapes_and_the_driver():
-    async with running(worker=FakeGpus(gpus()), gpus=["GPU-1"]) as one:
+    async with running(worker=scripted(gpus())[0], gpus=["GPU-1"]) as one:
         await until(lambda: one.server.samples and one.agent.uplink.status.last_ack_at)
         status, text = await one.call("GET", "/metrics")
     assert status == 200
@@ -301,7 +287,7 @@ async def test_low_vram_before_the_end_is_a_suspicion():
         memory_kind=MemoryKind.DEDICATED,
         memory_free_bytes=Fact(FactStatus.OK, 50 * 2**20),
     )
-    worker = FakeGpus(GpuSnapshot(driver=DriverState.OK, read_at=1.0, gpus=(gpu,)))
+    worker, _ = scripted(GpuSnapshot(driver=DriverState.OK, read_at=1.0, gpus=(gpu,)))
     async with running(worker=worker, gpus=["GPU-1"]) as one:
         await until(lambda: one.server.samples)
         await one.engine.stop()

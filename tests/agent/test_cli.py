@@ -23,6 +23,7 @@ from sidecar_agent.gpu.facts import (
 from sidecar_agent.gpu.nvml import WrongBindingsError
 from sidecar_agent.settings import Settings
 from tests.fakes.engine_pages import EnginePages, page
+from tests.fakes.gpu_reader import scripted
 from tests.fakes.telemetry_server import TelemetryServer
 
 BUSY = page("vllm-0.32.0-load_waiting.prom")
@@ -43,23 +44,6 @@ def _own_logs():
     structlog.reset_defaults()
 
 
-class FakeGpus:
-    """Stands in for the GPU thread: snapshots that a test puts there."""
-
-    def __init__(self, *snapshots):
-        self.snapshots = list(snapshots)
-        self.closed = False
-
-    def start(self):
-        pass
-
-    def latest(self):
-        return self.snapshots.pop(0) if len(self.snapshots) > 1 else self.snapshots[0]
-
-    def close(self):
-        self.closed = True
-
-
 def settings(address, *instances, **more):
     return Settings.model_validate(
         {
@@ -74,13 +58,13 @@ def settings(address, *instances, **more):
 
 async def test_check_finds_nothing_wrong_where_nothing_is():
     found = GpuSnapshot(driver=DriverState.OK, driver_version="580.1", gpus=(GPU,))
-    worker = FakeGpus(GpuSnapshot(driver=DriverState.STARTING), found)
+    worker, reader = scripted(GpuSnapshot(driver=DriverState.STARTING), found)
     async with TelemetryServer() as server, EnginePages({"/metrics": BUSY}) as engine:
         one = {"name": "a", "url": engine.url, "gpus": ["GPU-1"]}
         report = await check.read(settings(server.address, one), worker, connect=True)
         assert not server.streams, "no hello: it would take over from the running agent"
     assert report.problems == ()
-    assert worker.closed
+    assert not reader.is_open
     text = check.text(report)
     for part in (
         "driver 580.1: ok",
@@ -97,7 +81,7 @@ async def test_check_finds_nothing_wrong_where_nothing_is():
 
 async def test_check_tells_everything_that_is_wrong():
     lost = GpuReading(uuid="GPU-2", index=1, health=GpuHealth.LOST, detail="fell off the bus")
-    worker = FakeGpus(GpuSnapshot(driver=DriverState.OK, gpus=(GPU, lost)))
+    worker, _ = scripted(GpuSnapshot(driver=DriverState.OK, gpus=(GPU, lost)))
     asleep = page("written-vllm_v1_dp2.prom").replace('"awake"} 1.0', '"awake"} 0.0')
     async with EnginePages({"/metrics": asleep}) as engine:
         report = await check.read(
@@ -150,7 +134,7 @@ async def test_check_judges_the_driver_by_what_is_wanted_of_it(snapshot, gpus, p
     async with EnginePages({"/metrics": BUSY}) as engine:
         report = await check.read(
             settings("127.0.0.1:1", {"name": "a", "url": engine.url, "gpus": gpus}),
-            None if snapshot is None else FakeGpus(snapshot),
+            None if snapshot is None else scripted(snapshot)[0],
             connect=False,
         )
     assert list(report.problems) == problems
@@ -159,7 +143,7 @@ async def test_check_judges_the_driver_by_what_is_wanted_of_it(snapshot, gpus, p
 
 async def test_a_driver_that_does_not_start_is_waited_for_only_so_long(monkeypatch):
     monkeypatch.setattr(check, "GPU_S", 0.1)
-    worker = FakeGpus(GpuSnapshot(driver=DriverState.STARTING))
+    worker, _ = scripted(GpuSnapshot(driver=DriverState.STARTING))
     started = time.monotonic()
     report = await check.read(settings("127.0.0.1:1"), worker, connect=False)
     assert time.monotonic() - started < 2
@@ -184,7 +168,7 @@ async def test_once_prints_what_would_be_sent_as_json():
 
 
 async def test_once_with_gpus_prints_devices_and_the_group():
-    worker = FakeGpus(GpuSnapshot(driver=DriverState.OK, gpus=(GPU,)))
+    worker, _ = scripted(GpuSnapshot(driver=DriverState.OK, gpus=(GPU,)))
     async with EnginePages({"/metrics": BUSY}) as engine:
         one = {"name": "a", "url": engine.url, "gpus": ["GPU-1"]}
         report = await check.read(settings("127.0.0.1:1", one), worker, connect=False)

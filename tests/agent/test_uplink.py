@@ -273,7 +273,7 @@ async def test_while_the_server_does_not_read_newer_samples_replace_older_ones()
         await until(lambda: uplink.status.connected)
         sent = -1
         for n in itertools.count():
-            uplink.offer(sample(waiting=float(n), detail="x" * 1000))
+            uplink.offer(sample(waiting=float(n), detail="x" * 30_000))
             await asyncio.sleep(0)
             if n % 100 == 0:
                 if uplink.status.samples == sent:
