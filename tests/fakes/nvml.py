@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -238,6 +239,34 @@ def install(monkeypatch: pytest.MonkeyPatch, fake: FakeNvml) -> FakeNvml:
     monkeypatch.setattr(pynvml, "nvmlLib", fake)
     monkeypatch.setattr(pynvml, "_nvmlGetFunctionPointer_cache", {})
     return fake
+
+
+class Clock:
+    """Monotonic seconds that a test moves."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Longest(random.Random):
+    """Jitter that always waits as long as it may."""
+
+    def uniform(self, a, b):
+        return b
+
+
+def opened(make, **settings):
+    made = make(**settings)
+    made.open()
+    return made
+
+
+def only(snapshot):
+    (gpu,) = snapshot.gpus
+    return gpu
 
 
 def stub_library(directory: Path, *, old_driver: bool = False) -> Path:

@@ -12,7 +12,9 @@ import pytest
 from structlog.testing import capture_logs
 
 from demo.nvmlstub import StubState
-from tests.fakes.nvml import FakeNvml, GpuProcess, install, stub_library
+from sidecar_agent.gpu.meminfo import SystemMemory
+from sidecar_agent.gpu.nvml import NvmlReader, NvmlSettings
+from tests.fakes.nvml import GIB, Clock, FakeNvml, GpuProcess, Longest, install, stub_library
 
 SCRIPT = Path(__file__).with_name("gpu_process.py")
 
@@ -28,6 +30,34 @@ def quiet() -> Iterator[None]:
 def nvml(monkeypatch: pytest.MonkeyPatch) -> FakeNvml:
     """The library inside this process, without GPUs."""
     return install(monkeypatch, FakeNvml())
+
+
+@pytest.fixture
+def clock() -> Clock:
+    """The reader's time."""
+    return Clock()
+
+
+@pytest.fixture
+def reader(nvml: FakeNvml, clock: Clock) -> Iterator[Callable[..., NvmlReader]]:
+    """Make readers of the in-process library; they end with the test and leave nothing open."""
+
+    def make(**settings: Any) -> NvmlReader:
+        made = NvmlReader(
+            settings=NvmlSettings(**settings),
+            system_memory=lambda: SystemMemory(total_bytes=128 * GIB, available_bytes=96 * GIB),
+            clock=clock,
+            rng=Longest(),
+        )
+        readers.append(made)
+        return made
+
+    readers: list[NvmlReader] = []
+    yield make
+    nvml.errors.clear()
+    for made in readers:
+        made.close()
+    assert nvml.refcount == 0
 
 
 @pytest.fixture(scope="session")
