@@ -143,6 +143,8 @@ class Incident:
         outcomes = self._scene.outcomes
         table_rows = rows(outcomes, self._phases, deaths=self._scene.deaths, tiers=TIERS)
         found = effects(outcomes, self._marks(), TIERS)
+        # A live picture leaves nothing behind: tell the story once more.
+        view.flush(self._scene, console)
         console.print()
         console.print(outcome_table(table_rows, (PRIMARY, FALLBACK, STATIC)))
         console.print()
@@ -181,8 +183,24 @@ class Incident:
         missing = []
         if self._scene.deaths and self._back_s is None:
             missing.append(f"never seen: {VICTIM} serving again")
+        missing += header_faults(outcomes)
         sent = {each.kind for each in outcomes}
         return missing + [f"never sent: a {kind} request" for kind in Kind if kind not in sent]
+
+
+def header_faults(outcomes: Sequence[Outcome]) -> list[str]:
+    """Say where a client was not told the truth about who answered."""
+    faults = []
+    for each in outcomes:
+        if each.status != 200:
+            continue
+        is_lower = tier_of(each, TIERS) != PRIMARY
+        if each.is_downgraded != is_lower or bool(each.reason) != is_lower:
+            faults.append(
+                f"headers: an answer of {each.model or 'nobody'} through {each.proxy} says "
+                f"x-model-downgraded: {each.is_downgraded}, x-degrade-reason: {each.reason!r}"
+            )
+    return faults
 
 
 async def perform(console: Console, *, seconds: float, keep: bool) -> int:

@@ -6,7 +6,6 @@ import asyncio
 
 from rich.console import Console, Group
 from rich.live import Live
-from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
@@ -29,6 +28,7 @@ TIER_STYLES = {PRIMARY: "green", FALLBACK: "yellow", STATIC: "magenta"}
 REFRESH_S = 0.25
 PLAIN_S = 1.0
 BAR_CELLS = 20
+CLIENT_CELLS = 50
 
 
 async def show(scene: Scene, console: Console) -> None:
@@ -81,13 +81,16 @@ def _plain_instance(instance: InstanceView, scene: Scene) -> str:
 
 
 def picture(scene: Scene) -> Group:
-    """Return the whole picture for a terminal."""
+    """Return the whole picture for a terminal; it fits into 24 lines."""
     return Group(
         _heading(scene),
         _tier_table(scene),
+        Text(),
         _instance_table(scene),
-        _clients(scene),
-        Panel(Text("\n".join(scene.lines)), title="timeline", title_align="left"),
+        Text(),
+        *_clients(scene),
+        Text(),
+        *(Text(line, style="dim", no_wrap=True, overflow="ellipsis") for line in scene.lines),
     )
 
 
@@ -103,22 +106,23 @@ def _heading(scene: Scene) -> Text:
 
 
 def _tier_table(scene: Scene) -> Table:
-    table = Table(expand=True, title="tiers: what the control plane wants", title_justify="left")
-    for name in ("tier", "level", "share of requests", "pressure", "why"):
-        table.add_column(name, no_wrap=name != "why", overflow="ellipsis")
+    table = Table(expand=True, box=None, pad_edge=False, header_style="bold underline")
+    for name in ("tier", "level", "wanted share", "pressure"):
+        table.add_column(name, no_wrap=True)
+    table.add_column("why", no_wrap=True, overflow="ellipsis", ratio=1)
     for tier in scene.watch.tiers:
         table.add_row(
             Text(tier.name, style=TIER_STYLES.get(tier.name, "")),
             Text(tier.level, style=LEVEL_STYLES.get(tier.level, "")),
             _bar(tier.share, TIER_STYLES.get(tier.name, "")),
             _ratio(tier.pressure),
-            Text(tier.reason, overflow="ellipsis", no_wrap=True),
+            Text(tier.reason),
         )
     return table
 
 
 def _instance_table(scene: Scene) -> Table:
-    table = Table(expand=True, title="instances", title_justify="left")
+    table = Table(expand=True, box=None, pad_edge=False, header_style="bold underline")
     for name in ("instance", "state", "ceiling", "weight"):
         table.add_column(name, no_wrap=True)
     for name in ("engine", "KV cache", "running", "waiting", "VRAM"):
@@ -158,24 +162,23 @@ def _sample_cells(sample: SampleView | None) -> tuple[Text, str, str, str, str]:
     )
 
 
-def _clients(scene: Scene) -> Panel:
+def _clients(scene: Scene) -> tuple[Text, Text]:
     recent = scene.recent()
     shares = scene.shares(recent)
-    text = Text()
+    bar = Text(f"clients, last {RECENT_S:g} s  ", style="bold")
     for tier in (PRIMARY, FALLBACK, STATIC):
-        share = shares.get(tier, 0.0)
-        text.append("█" * round(share * 60), style=TIER_STYLES[tier])
-    text.append("\n")
+        bar.append("█" * round(shares.get(tier, 0.0) * CLIENT_CELLS), style=TIER_STYLES[tier])
+    text = Text(no_wrap=True, overflow="ellipsis")
     for tier in (PRIMARY, FALLBACK, STATIC):
-        text.append(f"{tier} {shares.get(tier, 0.0):.0%}   ", style=TIER_STYLES[tier])
+        text.append(f"{tier} {shares.get(tier, 0.0):.0%}  ", style=TIER_STYLES[tier])
     waits = [each.wait_s for each in recent if each.wait_s is not None]
     if waits:
-        text.append(f"first byte p50 {percentile(waits, 0.5) * 1000:.0f} ms   ")
+        text.append(f"first byte p50 {percentile(waits, 0.5) * 1000:.0f} ms  ")
     failed, cut = scene.count(Verdict.FAILED), scene.count(Verdict.CUT)
-    text.append(f"answers {len(scene.outcomes)}   ")
-    text.append(f"failed {failed}   ", style="bold red" if failed else "bold green")
+    text.append(f"answers {len(scene.outcomes)}  ")
+    text.append(f"failed {failed}  ", style="bold red" if failed else "bold green")
     text.append(f"streams cut by a death {cut}", style="yellow" if cut else "")
-    return Panel(text, title=f"clients, last {RECENT_S:g} s", title_align="left")
+    return bar, text
 
 
 def _bar(ratio: float | None, style: str, *, cells: int = BAR_CELLS) -> Text:

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from demo.incident import header_faults
 from demo.outcome import Kind, Outcome
 from demo.play import FALLBACK, PRIMARY, VICTIM
 from demo.story import FAILOVER, Marks, effects
@@ -84,3 +85,20 @@ def test_without_a_return_nothing_is_said_about_it():
     found = by_effect(PLAY, replace(MARKS, back_s=None, whole_s=None))
 
     assert not any("answered" in effect for effect in found)
+
+
+@pytest.mark.parametrize(
+    ("model", "is_downgraded", "reason", "faults"),
+    [
+        pytest.param("llama-3-70b", False, "", 0, id="the model that was asked for"),
+        pytest.param("llama-3-8b", True, "demand", 0, id="a lower tier that says so"),
+        pytest.param("llama-3-8b", False, "", 1, id="a lower tier in secret"),
+        pytest.param("static", True, "", 1, id="a lower tier without a reason"),
+        pytest.param("llama-3-70b", True, "failover", 1, id="the first tier that calls itself low"),
+        pytest.param("", False, "", 1, id="nobody says who answered"),
+    ],
+)
+def test_clients_must_be_told_who_answered_and_why(model, is_downgraded, reason, faults):
+    outcome = replace(at(1, model, reason=reason), is_downgraded=is_downgraded)
+
+    assert len(header_faults([outcome])) == faults

@@ -216,6 +216,7 @@ def test_the_picture_shows_tiers_instances_clients_and_the_timeline():
         assert word in text
     assert "first byte p50 20 ms" in text
     assert "exceeds [capacity]" in text
+    assert text.count("\n") <= 24
 
 
 def test_the_picture_can_be_drawn_before_anything_is_known():
