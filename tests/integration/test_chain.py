@@ -329,14 +329,22 @@ async def test_a_static_answer_keeps_its_status_its_body_and_its_retry_after(tmp
     failures = FailurePolicy(header_timeout_s=0.3, static_on_5xx=net)
     async with chain_lab(tmp_path, answer=answer, failures=failures) as lab:
         lab.big.mode = lab.small.mode = "500"
-        for split in (None, [0, 0, 1000]):
+        for split, reason in ((None, "failover"), ([0, 0, 1000], "nominal"), (None, "failover")):
             lab.plan(split)
-            got = await lab.obeyed("static")
-            assert got.status == status
+            await lab.envoy.until(lambda reason=reason: has_reason(lab, reason))
+            got = await lab.ask()
+            assert got.story == (status, "static", "true", reason)
             assert json.loads(got.text) == {"error": {"message": "busy"}}
             assert got.headers["retry-after"] == "7"
-            assert "x-envoy-overloaded" not in got.headers
+            assert "x-envoy-ratelimited" not in got.headers
+        before = await lab.envoy.stats("upstream_rq_retry$")
+        assert await lab.ask_many(5) == {(status, "static", "true", "failover"): 5}
+        assert await lab.envoy.stats("upstream_rq_retry$") == before, "a wanted status is final"
         await lab.assert_all_accepted()
+
+
+async def has_reason(lab, reason):
+    return (await lab.ask()).reason == reason
 
 
 async def test_an_answer_longer_than_envoys_default_limit_is_served_whole(tmp_path):
@@ -400,3 +408,17 @@ async def test_plain_answers_may_take_longer_than_headers_of_a_stream(tmp_path, 
         await lab.obeyed(SMALL)
         assert (await lab.ask(stream=True)).served == SMALL, "both routes got the weights"
         await lab.assert_all_accepted()
+
+
+@with_chains
+@pytest.mark.parametrize(
+    ("mode", "header"), [("503", "x-envoy-overloaded"), ("429", "x-envoy-ratelimited")]
+)
+async def test_a_gateway_before_an_engine_cannot_forbid_the_next_tier(
+    tmp_path, capability, mode, header
+):
+    engine = ScriptedEngine(BIG, mode=mode, headers={header: "true"})
+    tiers = [[engine], [ScriptedEngine(SMALL)]]
+    async with chain_lab(tmp_path, capability=capability, tiers=tiers) as lab:
+        assert await lab.ask_many(2) == {FAILED_OVER: 2}
+        assert engine.requests == 2

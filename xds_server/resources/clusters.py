@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import Any
 
-from xds_server.core.model import Model
+from xds_server.core.model import Model, Tier
 from xds_server.core.policy import FailurePolicy
 from xds_server.resources.capability import Capability
 from xds_server.resources.headers import chain_filters, metadata, tier_metadata
@@ -65,7 +65,7 @@ def cluster_resources(
                     _set_members(chain, names[index:], capability)
                     yield _named(chain, chain_name(model.name, tier.name))
             elif capability is not Capability.GRPC:
-                static = Cluster.FromString(_static_shape(index))
+                static = Cluster.FromString(_static_shape(index, is_final(tier)))
                 static.load_assignment.cluster_name = name
                 endpoint = static.load_assignment.endpoints[0].lb_endpoints[0]
                 address = endpoint.endpoint.address.envoy_internal_address
@@ -98,8 +98,14 @@ def _chain_shape(start: int, capability: Capability) -> bytes:
 
 
 @lru_cache(maxsize=16)
-def _static_shape(index: int) -> bytes:
-    return bytes(author_static_cluster("", index=index, listener="", served=""))
+def _static_shape(index: int, final: bool) -> bytes:
+    return bytes(author_static_cluster("", index=index, listener="", served="", final=final))
+
+
+def is_final(tier: Tier) -> bool:
+    """Whether a static answer has a status that would be retried: its operator wants it shown."""
+    status = tier.answer.status if tier.answer else 200
+    return status >= 500 or status == 429
 
 
 def author_tier_cluster(name: str, *, failures: FailurePolicy, capability: Capability) -> Any:
@@ -138,7 +144,7 @@ def author_tier_cluster(name: str, *, failures: FailurePolicy, capability: Capab
     return cluster
 
 
-def author_static_cluster(name: str, *, index: int, listener: str, served: str) -> Any:
+def author_static_cluster(name: str, *, index: int, listener: str, served: str, final: bool) -> Any:
     """Author the cluster whose one endpoint is the internal listener with the static answer.
 
     Its filters run where a route names it; in a chain the chain's run instead.
@@ -147,7 +153,7 @@ def author_static_cluster(name: str, *, index: int, listener: str, served: str) 
     address = typed.core.Address(
         envoy_internal_address=typed.core.EnvoyInternalAddress(server_listener_name=listener)
     )
-    facts = metadata(tier_metadata(index=index, model=served))
+    facts = metadata(tier_metadata(index=index, model=served, final=final))
     endpoint = e.LbEndpoint(endpoint=e.Endpoint(address=address), metadata=facts)
     return c.Cluster(
         name=name,

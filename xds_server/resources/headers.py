@@ -1,7 +1,7 @@
 """The response headers that tell a client who answered, and why not the model it asked for.
 
-Every endpoint carries metadata: `model` (what serves), `downgraded` = "true" below the first tier, and one
-key per tier above its own (`below_0`, `below_1`, ...). A chain copies them into headers by a filter on the chain itself
+Every endpoint carries metadata: `model` (what serves), `downgraded` below the first tier, `final` where the
+answer is not to be retried, and one key per tier above its own (`below_0`, `below_1`, ...). A chain copies them into headers by a filter on the chain itself
 (Envoy runs no filter of a chain's members); the chain that starts at tier k reads `below_k`, which only
 endpoints further down have: so Envoy's own fail-over is named whatever caused it, a retry, an ejection or an
 empty tier. Where the control plane chose a lower tier, the route adds its reason if none is there yet.
@@ -19,18 +19,30 @@ DOWNGRADED = "x-model-downgraded"
 DEGRADE_REASON = "x-degrade-reason"
 MODEL_ROUTE = "x-model-route"
 """Which model route matched; the last net picks its answer by it."""
-OVERLOADED = "x-envoy-overloaded"
-"""Envoy never retries an answer that carries this."""
+RATE_LIMITED = "x-envoy-ratelimited"
+"""Envoy does not retry an answer that carries this. An engine behind a limiter of its own sends it, where it would
+keep requests from the next tier; a chain believes only its endpoints' metadata."""
 
 FAILOVER = "failover"
 """`x-degrade-reason` when Envoy left a failing tier by itself."""
 
 
-def tier_metadata(*, index: int, model: str, instance: str = "") -> dict[str, str]:
-    """Return what the endpoints of a tier say about themselves, keys in order."""
+def tier_metadata(
+    *, index: int, model: str, instance: str = "", final: bool = False
+) -> dict[str, str]:
+    """Return what the endpoints of a tier say about themselves, keys in order.
+
+    Args:
+        index: position of the tier in its chain.
+        model: what serves.
+        instance: which one, where there are several.
+        final: whatever the endpoint answers, it is not retried.
+    """
     facts = {f"below_{above}": FAILOVER for above in range(index)}
     if index:
         facts["downgraded"] = "true"
+    if final:
+        facts["final"] = "true"
     if instance:
         facts["instance"] = instance
     facts["model"] = model
@@ -74,6 +86,7 @@ def chain_filters(start: int) -> list[Any]:
         *from_metadata(SERVED_MODEL, "model"),
         *from_metadata(DOWNGRADED, "downgraded"),
         *from_metadata(DEGRADE_REASON, f"below_{start}"),
+        *from_metadata(RATE_LIMITED, "final"),
     ]
     mutate = typed.header_mutation.HeaderMutation(
         mutations=typed.header_mutation.Mutations(response_mutations=changes)

@@ -111,7 +111,7 @@ def _author_route(
         route.response_headers_to_add = [
             headers.add(headers.MODEL_ROUTE, headers.literal(model.name))
         ]
-    route.response_headers_to_remove = [headers.OVERLOADED]
+    route.response_headers_to_remove = [headers.RATE_LIMITED]
     return route
 
 

@@ -60,12 +60,6 @@ def answer_headers(answer: StaticAnswer, content_type: str) -> list[Any]:
     return result
 
 
-def _final(answer: StaticAnswer) -> list[Any]:
-    """Return a header against retries of a status that the operator wants: they would hide it."""
-    is_retriable = answer.status >= 500 or answer.status == 429
-    return [headers.add(headers.OVERLOADED, "true")] if is_retriable else []
-
-
 def filter_chains(manager: Any) -> list[Any]:
     """Return the filter chains of a listener that only speaks HTTP."""
     network_filter = typed.listener.Filter(
@@ -155,10 +149,7 @@ def _routes(answer: StaticAnswer, served: str) -> list[Any]:
                     direct_response=typed.route.DirectResponseAction(
                         status=answer.status, body=typed.core.DataSource(inline_string=text)
                     ),
-                    response_headers_to_add=[
-                        *answer_headers(answer, content_type),
-                        *_final(answer),
-                    ],
+                    response_headers_to_add=answer_headers(answer, content_type),
                 )
             )
     return routes
