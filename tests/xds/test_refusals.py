@@ -180,3 +180,11 @@ def test_a_refused_removal_is_not_repeated(protocol: Protocol) -> None:
 )
 def test_blame_is_found_in_the_texts_of_real_clients(error: str, expected: set[str]) -> None:
     assert culprits(error, ["chat", "mail", "other-one"]) == expected
+
+
+@both
+def test_of_a_long_error_only_the_beginning_is_kept(protocol: Protocol) -> None:
+    client = holding(protocol, a=1)
+    client.publish(weights(a=2))
+    client.nack(client.expect(ENDPOINT, "a"), "x" * 1_000_000)
+    assert len(client.session.channels[ENDPOINT].refusal.error) == 4096

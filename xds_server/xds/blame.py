@@ -14,6 +14,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable
 
+MAX_SEARCHED_CHARS = 100_000
+
 _OWN_NAME = re.compile(r'^(?:cluster_)?name: "([^"]+)"', re.MULTILINE)
 _INDEXED = re.compile(r"resource index \d+: ")
 
@@ -28,6 +30,7 @@ def culprits(error: str, changed: Iterable[str]) -> frozenset[str]:
         changed: Names of the resources whose content was new for the client.
     """
     candidates = frozenset(changed)
+    error = error[:MAX_SEARCHED_CHARS]
     ways: tuple[Callable[[str, frozenset[str]], frozenset[str]], ...] = (_dumped, _indexed, _said)
     for way in ways:
         found = way(error, candidates)

@@ -36,6 +36,9 @@ RETRY_S = 5.0
 """Pause after a NACK before suspects are tried again, seconds: a client that refuses everything is asked
 at a pace that costs nothing."""
 
+MAX_ERROR_CHARS = 4096
+"""What is kept of an error: Envoy adds the refused resource as text."""
+
 _NAMES_CLUSTERS = (LISTENER, ROUTE)
 
 
@@ -64,10 +67,9 @@ class Exchange:
         return channel
 
     def ack(self, channel: Channel, now: float) -> None:
-        """Take the pending response as accepted."""
+        """Take the pending response as accepted; there must be one."""
         response = channel.pending
-        if response is None:
-            return
+        assert response is not None
         channel.acked_version = response.version
         channel.acked_at = now
         channel.lag_s = now - channel.sent_at
@@ -78,16 +80,15 @@ class Exchange:
             channel.refusal = None
         self._settle(channel, response.view)
 
-    def nack(self, channel: Channel, error: str, now: float) -> Refusal | None:
-        """Take the pending response as refused.
+    def nack(self, channel: Channel, error: str, now: float) -> Refusal:
+        """Take the pending response as refused; there must be one.
 
         What is to blame is never sent again as it is; the client keeps what it had of it, everything else
         goes out (R11, and the resource that is bad does not stop the others). A text that names nothing
         puts all changes under suspicion: they are tried again in halves, each half after a pause.
         """
         response = channel.pending
-        if response is None:
-            return None
+        assert response is not None
         changed = {name: response.view.held[name].version for name in response.changed}
         names = culprits(error, changed)
         suspicious = not names and len(changed) > 1
@@ -99,11 +100,11 @@ class Exchange:
         if suspicious:
             channel.suspects = (*_halves(rejections), *channel.suspects)
         channel.nacks += 1
-        channel.refusal = Refusal(response.version, error, names, now)
+        refusal = channel.refusal = Refusal(response.version, error[:MAX_ERROR_CHARS], names, now)
         # A refused response without new content was a mere removal: asking again would change nothing.
         self._settle(channel, channel.held if changed else response.view)
         channel.due = True
-        return channel.refusal
+        return refusal
 
     def _settle(self, channel: Channel, held: View) -> None:
         channel.pending = None
@@ -227,7 +228,10 @@ class Exchange:
                 endpoints.warming = response.changed
 
     def _blocked(self, current: TypeSnapshot, channel: Channel, now: float) -> frozenset[str]:
-        """Return the names that refer to a cluster the client will get but has not accepted."""
+        """Return the names that refer to a cluster the client will get but has not accepted.
+
+        A refused cluster is not waited for: it does not come, and the route may serve other models.
+        """
         clusters = self.channels.get(CLUSTER)
         if clusters is None or not clusters.subscription.wildcard or self.snapshot is None:
             return NONE
@@ -237,13 +241,16 @@ class Exchange:
         accepted = clusters.held.held
         if clusters.pending is not None and now >= clusters.sent_at + GATE_S:
             accepted = clusters.pending.view.held
-        names = set()
-        for name, each in current.resources.items():
-            old = channel.held.held.get(name)
-            if old is not None and old.version == each.version:
-                continue
-            if any(need in coming and need not in accepted for need in each.needs):
-                names.add(name)
+        missing = coming.keys() - accepted.keys() - {name for name, _ in clusters.rejected}
+        if not missing:
+            return NONE
+        held = channel.held.held
+        names = {
+            name
+            for name, each in current.resources.items()
+            if not missing.isdisjoint(each.needs)
+            and ((old := held.get(name)) is None or old.version != each.version)
+        }
         if names and clusters.pending is not None:
             self._wake(clusters.sent_at + GATE_S)
         return frozenset(names)

@@ -32,7 +32,11 @@ class Observer(Interface):
         """The proxy refused a response; `names` are the resources held responsible."""
 
     def ignored(self, *, proxy: Proxy | None, type_url: str, reason: str) -> None:
-        """A request was not acted upon: unknown type, stale nonce, broken message."""
+        """A request was not acted upon.
+
+        `reason` is one of `unknown_type`, `stale_nonce`, `bad_request`. With `unknown_type` the URL is what
+        the client made up: no label for a metric.
+        """
 
 
 class Silent:

@@ -138,6 +138,11 @@ class Stream:
         if self._writer is None:
             self._writer = self._loop.create_task(self._write())
 
+    @property
+    def is_behind(self) -> bool:
+        """Whether there is a snapshot that was not looked at yet."""
+        return self._latest is not None
+
     def _refresh(self) -> None:
         """Take the latest snapshot, if there is one that the session does not know."""
         snapshot, self._latest = self._latest, None

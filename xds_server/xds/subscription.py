@@ -50,13 +50,10 @@ def state_of_the_world(
     if not names:
         implied = type_url in FULL_STATE if previous is None else previous.legacy
         return _LEGACY if implied else NOTHING
-    if previous is not None and previous.names is names and not previous.legacy:
-        return previous
     explicit = WILDCARD in names
     kept = names - {WILDCARD} if explicit else names
-    if previous is not None and previous.names == kept and previous.wildcard == explicit:
-        return previous if not previous.legacy else Subscription(kept, explicit)
-    return Subscription(kept, explicit)
+    wanted = Subscription(kept, explicit)
+    return previous if previous == wanted else wanted
 
 
 def incremental(

@@ -20,7 +20,7 @@ class SyncState(StrEnum):
     SYNCED = "synced"
     """It accepted everything there is for it."""
     STALE = "stale"
-    """A response is under way."""
+    """A response is under way, or waits for its turn."""
     NOT_SENT = "not_sent"
     """It asked and nothing was there to send."""
     ERROR = "error"
@@ -66,17 +66,17 @@ def status_of(stream: Stream, now: float) -> ProxyStatus:
     """Describe a stream whose proxy is known; `now` is the loop's time."""
     assert stream.proxy is not None
     channels = stream.session.channels.values()
-    types = tuple(_type_status(channel, now) for channel in channels)
+    types = tuple(_type_status(each, now, behind=stream.is_behind) for each in channels)
     return ProxyStatus(stream.proxy, stream.protocol, now - stream.opened_at, types)
 
 
-def _type_status(channel: Channel, now: float) -> TypeStatus:
+def _type_status(channel: Channel, now: float, *, behind: bool) -> TypeStatus:
     refusal = channel.refusal
     sent = not channel.fresh
     lag = channel.lag_s if channel.pending is None else now - channel.sent_at
     return TypeStatus(
         type_url=channel.type_url,
-        state=_state(channel),
+        state=_state(channel, behind=behind),
         sent_version=channel.sent_version,
         acked_version=channel.acked_version,
         sent_age_s=now - channel.sent_at if sent else None,
@@ -92,9 +92,11 @@ def _type_status(channel: Channel, now: float) -> TypeStatus:
     )
 
 
-def _state(channel: Channel) -> SyncState:
+def _state(channel: Channel, *, behind: bool) -> SyncState:
     if channel.refusal is not None:
         return SyncState.ERROR
     if channel.pending is not None:
         return SyncState.STALE
-    return SyncState.NOT_SENT if channel.fresh else SyncState.SYNCED
+    if channel.fresh:
+        return SyncState.NOT_SENT
+    return SyncState.STALE if channel.due or behind else SyncState.SYNCED
