@@ -122,14 +122,9 @@ def observe(
             kept = _keep(token_requests, keep, policy)
             tokens = tokens * kept + prompt + generated
             token_requests = max(0.0, token_requests * kept + parts)
+    # By position: ten thousand of these are made in 50 ms (see `record`).
     return InstanceFlow(
-        at=sample.observed_at,
-        admitted=admitted,
-        admitted_s=admitted_s,
-        completed=done,
-        busy_slot_s=busy_slot_s,
-        tokens=tokens,
-        token_requests=token_requests,
+        sample.observed_at, admitted, admitted_s, done, busy_slot_s, tokens, token_requests
     )
 
 

@@ -71,16 +71,20 @@ def observe(state: InstanceState, sample: Sample, policy: Policy, now: float) ->
         The new state, or the same object.
     """
     previous = state.sample
-    if previous is not None and (
-        sample.observed_at < previous.observed_at
-        or (sample.observed_at == previous.observed_at and sample == previous)
+    observed_at = sample.observed_at
+    if (
+        previous is not None
+        and observed_at <= previous.observed_at
+        and (observed_at < previous.observed_at or sample == previous)
     ):
         return state
     telemetry = policy.telemetry
-    if freshness.classify(sample.observed_at, telemetry, now) is not _FRESH:
+    # As `freshness.classify` and `freshness.deadline`, without the calls.
+    due = observed_at + telemetry.interval_s * telemetry.stale_intervals
+    if now >= due or now >= observed_at + telemetry.blind_after_s:
         return _late(state, sample, policy, now)
     engine, gpu = sample.engine, sample.gpu
-    track, watch, throttle = state.track, state.vram, state.throttle
+    track, watch, throttle, ceiling = state.track, state.vram, state.throttle, state.ceiling
     if (
         track.state is not _HEALTHY
         or engine.state is not _UP
@@ -92,23 +96,31 @@ def observe(state: InstanceState, sample: Sample, policy: Policy, now: float) ->
         if track.restarts is not None and engine.restarts > track.restarts:
             watch = vram.restart(watch)
         track = faults.observe(track, sample, context)
-    if gpu is not None or previous is None or previous.gpu is not None:
+    if gpu is not None:
         watch = vram.observe(watch, sample, policy.vram, now)
-        throttle = _throttle(throttle, sample, policy, now)
-    held = state.held
-    if (
-        held is not None
-        or engine.kv_ratio is None
-        or engine.waiting is None
-        or engine.running is None
-    ):
-        held = pressure.carry(held, previous, sample)
-    slots = state.instance.capacity or engine.slots or _learned(state.slots, sample)
-    if track is state.track and watch is state.vram and throttle is state.throttle:
-        ceiling = state.ceiling
-    else:
+        if throttle is not hysteresis.OFF or gpu.health is GpuHealth.THROTTLED:
+            throttle = _throttle(throttle, sample, policy, now)
+    elif previous is None or previous.gpu is not None:
+        watch = vram.interrupt(watch)
+        throttle = hysteresis.interrupt(throttle)
+    if track is not state.track or watch is not state.vram or throttle is not state.throttle:
         ceiling = _ceiling(track, watch, throttle, policy)
-    due = sample.observed_at + telemetry.interval_s * telemetry.stale_intervals
+    slots = state.instance.capacity or engine.slots or _learned(state.slots, sample)
+    held, kv, waiting = state.held, engine.kv_ratio, engine.waiting
+    weights = policy.weights
+    load: float | None
+    if held is None and kv is not None and waiting is not None and engine.running is not None:
+        load = pressure.total(kv, waiting, slots or weights.default_slots, weights)
+    else:
+        held = pressure.carry(held, previous, sample)
+        load = pressure.read(
+            engine,
+            held,
+            slots=slots or weights.default_slots,
+            policy=weights,
+            blind_after_s=telemetry.blind_after_s,
+            now=now,
+        )
     if (
         track.state is not _HEALTHY
         or watch.latch.since is not None
@@ -117,27 +129,21 @@ def observe(state: InstanceState, sample: Sample, policy: Policy, now: float) ->
     ):
         due = min(due, _deadline(track, watch, throttle, sample, policy))
         due = min(due, pressure.deadline(held, telemetry.blind_after_s, now))
+    flowed = flow.observe(state.flow, previous, sample, policy.spill)
     return InstanceState(
-        instance=state.instance,
-        sample=sample,
-        held=held,
-        flow=flow.observe(state.flow, previous, sample, policy.spill),
-        track=track,
-        vram=watch,
-        throttle=throttle,
-        freshness=_FRESH,
-        slots=slots,
-        ceiling=ceiling,
-        pressure=pressure.read(
-            engine,
-            held,
-            slots=slots or policy.weights.default_slots,
-            policy=policy.weights,
-            blind_after_s=telemetry.blind_after_s,
-            now=now,
-        ),
-        lag_s=now - sample.observed_at,
-        deadline=due,
+        state.instance,
+        sample,
+        held,
+        flowed,
+        track,
+        watch,
+        throttle,
+        _FRESH,
+        slots,
+        ceiling,
+        load,
+        now - observed_at,
+        min(due, observed_at + telemetry.blind_after_s),
     )
 
 

@@ -104,9 +104,15 @@ def read(
         if running is None:
             return None
         kv = min(1.0, running / slots)
-    if not waiting:
+    return total(kv, waiting or 0.0, slots, policy)
+
+
+def total(kv: float, waiting: float, slots: float, policy: WeightPolicy) -> float:
+    """Add the queue to the KV usage; by position, as it is the hot path of a complete sample."""
+    if waiting <= 0.0:
         return kv
-    return kv + min(1.0, waiting / (policy.waiting_scale_ratio * slots))
+    queue = waiting / (policy.waiting_scale_ratio * slots)
+    return kv + (min(1.0, queue))
 
 
 def deadline(held: Held | None, blind_after_s: float, now: float) -> float:

@@ -56,7 +56,15 @@ def observe(watch: VramWatch, sample: Sample, policy: VramPolicy, now: float) ->
         watch = _learn(watch, ratio, policy, now)
     short = free is not None and free < policy.free_floor_bytes
     point = None if gpu.shared else trip_point(watch, sample, policy, now)
-    if watch.latch.on:
+    latch = watch.latch
+    if (
+        not latch.on
+        and latch.since is None
+        and not short
+        and (ratio is None or point is None or ratio <= point)
+    ):
+        return watch
+    if latch.on:
         if short or (free is None and (ratio is None or point is None)):
             changing = False
         else:
@@ -65,8 +73,8 @@ def observe(watch: VramWatch, sample: Sample, policy: VramPolicy, now: float) ->
     else:
         changing = short or (ratio is not None and point is not None and ratio > point)
         hold_s = 0.0 if short else policy.sustained_s
-    latch = hysteresis.step(watch.latch, changing=changing, hold_s=hold_s, now=now)
-    return watch if latch is watch.latch else replace(watch, latch=latch)
+    after = hysteresis.step(latch, changing=changing, hold_s=hold_s, now=now)
+    return watch if after is latch else replace(watch, latch=after)
 
 
 def trip_point(watch: VramWatch, sample: Sample, policy: VramPolicy, now: float) -> float | None:
