@@ -7,7 +7,7 @@ STAMP := $(VENV)/.ready
 ENVOY_STAMP := $(ENVOY_DIR)/.ready
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
-.PHONY: help setup demo test check bench protos fix clean
+.PHONY: help setup demo test check bench protos docs fix clean
 
 help: ## show the verbs
 	@grep -E '^[a-z]+:.*##' Makefile | sed 's/:.*##/\t/'
@@ -38,6 +38,7 @@ check: setup ## format, lint, types, layers, generated code
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 	$(BIN)/python protos/generate.py --check
+	$(BIN)/python docs/generate.py --check
 
 fix: setup ## format and mend what ruff can mend
 	$(BIN)/ruff format .
@@ -48,6 +49,9 @@ bench: setup ## the figures, with their baselines (about 25 minutes)
 
 protos: setup ## regenerate protos/fleet_protos
 	$(BIN)/python protos/generate.py
+
+docs: setup ## regenerate docs/configuration.md
+	$(BIN)/python docs/generate.py
 
 clean: ## remove everything that the other verbs made
 	rm -rf $(VENV) .tools build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
