@@ -41,6 +41,7 @@ TIERS = {PRIMARY_MODEL: PRIMARY, FALLBACK_MODEL: FALLBACK}
 PROTOCOLS = {"sotw": "state of the world", "delta": "delta"}
 DRAIN_S = 12.0
 """How long answers may take that are under way when the play ends."""
+NARRATE_S = 0.1
 DEAD_WATCH_S = 2.0
 """How long the proxies are watched for attempts to reach the dead instance."""
 
@@ -55,8 +56,10 @@ class Incident:
         self._scene = scene
         self._load = load
         self._acts = acts
-        self._phases: list[Phase] = []
-        self._farewell: Farewell | None = None
+        self.phases: list[Phase] = []
+        """The acts that were played, with their times."""
+        self.farewell: Farewell | None = None
+        """How the proxies let go of the victim."""
         self._back_s: float | None = None
         self._whole_s: float | None = None
         self._levels: dict[str, str] = {}
@@ -88,7 +91,7 @@ class Incident:
         self._scene.say(f"{act.name.upper()}, {act.rate:g} requests/s: {act.says}")
 
     def _end(self, act: Act) -> None:
-        self._phases.append(
+        self.phases.append(
             Phase(name=act.name, start_s=self._scene.act_started_s, end_s=time.monotonic())
         )
 
@@ -97,30 +100,33 @@ class Incident:
         death = Death(engine=VICTIM, at_s=answer["at_s"])
         self._scene.deaths.append(death)
         self._scene.say(f"{VICTIM} ran out of memory: its process is gone")
-        self._farewell = await self._scene.watch.farewell(
+        self.farewell = await self._scene.watch.farewell(
             self._stage.addresses[VICTIM], since_s=death.at_s, seconds=DEAD_WATCH_S
         )
-        if (told_s := self._farewell.told_after_s) is not None:
+        if (told_s := self.farewell.told_after_s) is not None:
             self._scene.say(
                 f"{told_s * 1000:.0f} ms after its death the control plane had taken {VICTIM} away "
                 f"from both Envoys"
             )
 
     async def _narrate(self) -> None:
-        """Say what changes in the control plane's plan and who answers for the first time."""
         while True:
-            await asyncio.sleep(0.1)
-            for tier in self._scene.watch.tiers:
-                self._narrate_change(self._levels, f"tier {tier.name}", tier.level, tier.reason)
-                for each in tier.instances:
-                    self._narrate_change(self._states, each.name, each.state, each.reason)
-                    if each.name == VICTIM:
-                        self._follow_victim(each.state, each.ceiling)
-            for outcome in self._scene.recent():
-                tier_name = tier_of(outcome, TIERS)
-                if outcome.status == 200 and tier_name not in self._seen:
-                    self._seen.add(tier_name)
-                    self._scene.say(f"first answer of the {tier_name} tier ({outcome.model})")
+            await asyncio.sleep(NARRATE_S)
+            self.narrate()
+
+    def narrate(self) -> None:
+        """Say what changed in the control plane's plan and who answered for the first time."""
+        for tier in self._scene.watch.tiers:
+            self._narrate_change(self._levels, f"tier {tier.name}", tier.level, tier.reason)
+            for each in tier.instances:
+                self._narrate_change(self._states, each.name, each.state, each.reason)
+                if each.name == VICTIM:
+                    self._follow_victim(each.state, each.ceiling)
+        for outcome in self._scene.recent():
+            tier_name = tier_of(outcome, TIERS)
+            if outcome.status == 200 and tier_name not in self._seen:
+                self._seen.add(tier_name)
+                self._scene.say(f"first answer of the {tier_name} tier ({outcome.model})")
 
     def _narrate_change(self, known: dict[str, str], who: str, now: str, why: str) -> None:
         before = known.get(who)
@@ -141,7 +147,7 @@ class Incident:
     def report(self, console: Console) -> list[str]:
         """Print the tables and return what went wrong, one sentence each."""
         outcomes = self._scene.outcomes
-        table_rows = rows(outcomes, self._phases, deaths=self._scene.deaths, tiers=TIERS)
+        table_rows = rows(outcomes, self.phases, deaths=self._scene.deaths, tiers=TIERS)
         found = effects(outcomes, self._marks(), TIERS)
         # A live picture leaves nothing behind: tell the story once more.
         view.flush(self._scene, console)
@@ -172,11 +178,11 @@ class Incident:
 
     def _marks(self) -> Marks:
         return Marks(
-            acts={phase.name: phase.start_s for phase in self._phases},
+            acts={phase.name: phase.start_s for phase in self.phases},
             died_s=self._scene.deaths[0].at_s if self._scene.deaths else None,
             back_s=self._back_s,
             whole_s=self._whole_s,
-            farewell=self._farewell,
+            farewell=self.farewell,
         )
 
     def _missing(self, outcomes: Sequence[Outcome]) -> list[str]:
