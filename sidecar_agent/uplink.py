@@ -9,6 +9,7 @@ queues up behind a slow network.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -26,6 +27,8 @@ from sidecar_agent.slots import Slots
 METHOD: Final = "/fleet.telemetry.v1.Telemetry/Report"
 CONNECT_S: Final = 5.0
 WELCOME_S: Final = 10.0
+CLOSE_S: Final = 0.5
+"""How long the last goodbye may take; SIGTERM has to end the process within two seconds."""
 MAX_MESSAGE_BYTES: Final = 4 * 2**20
 MIN_INTERVAL_S: Final = 0.05
 
@@ -139,6 +142,7 @@ class Uplink:
         self._clock = clock
         self._backoff = Backoff(rng)
         self._wake = asyncio.Event()
+        self._closing = False
         self._log: Any = structlog.get_logger("uplink")
         self._last_failure = ""
 
@@ -194,7 +198,11 @@ class Uplink:
         reader = asyncio.create_task(self._receive(call), name="uplink-receive")
         sender = asyncio.create_task(self._send(call), name="uplink-send")
         try:
-            await asyncio.wait({reader, sender}, return_when=asyncio.FIRST_COMPLETED)
+            try:
+                await asyncio.wait({reader, sender}, return_when=asyncio.FIRST_COMPLETED)
+            except asyncio.CancelledError:
+                await self._say_goodbye(call, reader, sender)
+                raise
             # When a write failed, the reader knows the server's own reason a moment later.
             await asyncio.wait({reader}, timeout=0.0 if reader.done() else 1.0)
             for task in (reader, sender):
@@ -204,6 +212,21 @@ class Uplink:
             reader.cancel()
             sender.cancel()
             await asyncio.gather(reader, sender, return_exceptions=True)
+
+    async def _say_goodbye(
+        self, call: Any, reader: asyncio.Task[None], sender: asyncio.Task[None]
+    ) -> None:
+        """Half-close the stream and let the server end it: an end that was meant is no failure.
+
+        Both tasks end by themselves, because cancelling a read or a write of grpc.aio cancels the call.
+        """
+        self._closing = True
+        self._wake.set()
+        with contextlib.suppress(grpc.RpcError, grpc.aio.UsageError, asyncio.InvalidStateError):
+            await asyncio.wait({sender}, timeout=CLOSE_S / 2)
+            if sender.done():
+                await call.done_writing()
+                await asyncio.wait({reader}, timeout=CLOSE_S)
 
     async def _welcome(self, call: Any) -> None:
         while True:
@@ -243,7 +266,7 @@ class Uplink:
             raise _StreamEndedError(f"unreadable message from the server: {error}") from error
 
     async def _send(self, call: Any) -> None:
-        while True:
+        while not self._closing:
             self._wake.clear()
             now = self._clock()
             if batch := self.slots.take(now):

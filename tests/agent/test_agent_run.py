@@ -276,6 +276,7 @@ async def test_sigterm_ends_the_agent_within_two_seconds(tmp_path):
         assert await asyncio.wait_for(running.process.wait(), 5) == 0
         assert time.monotonic() - started < 2.0
         await until(lambda: server.streams[0].ended)
+        assert server.streams[0].clean, "an end that was meant is no failure"
     assert running.events[-1]["event"] == "agent_stopped"
     assert not [line for line in running.lines if "Traceback" in line]
 

@@ -287,6 +287,14 @@ async def test_while_the_server_does_not_read_newer_samples_replace_older_ones()
         assert len(uplink.slots._latest) == 1
 
 
+async def test_a_stop_closes_the_stream_even_if_the_server_does_not_answer():
+    async with a_server_that_says(WELCOME) as address:
+        async with running(make(address)) as uplink:
+            await until(lambda: uplink.status.connected)
+            stopped_at = time.monotonic()
+        assert time.monotonic() - stopped_at < 1.5
+
+
 async def test_a_later_welcome_changes_the_interval():
     later = pb.ServerMessage(welcome=pb.Welcome(interval_ms=400)).SerializeToString()
     async with a_server_that_says(WELCOME, later) as address, running(make(address)) as uplink:

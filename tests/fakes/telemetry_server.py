@@ -23,6 +23,8 @@ class Stream:
     """Monotonic arrival of every sample."""
     messages: int = 0
     ended: bool = False
+    clean: bool = False
+    """The agent closed its side; it was not cut off."""
 
     def of(self, instance: str) -> list[pb.Sample]:
         return [one for one in self.samples if one.instance == instance]
@@ -151,6 +153,9 @@ class TelemetryServer:
                         ]
                     )
                     yield pb.ServerMessage(ack=ack).SerializeToString()
+            if stream is not None:
+                await asyncio.sleep(0.05)  # a stream that is cut also reads as ended at first
+                stream.clean = not context.cancelled()
         finally:
             if stream is not None:
                 stream.ended = True
