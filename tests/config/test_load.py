@@ -93,6 +93,15 @@ def test_every_threshold_can_be_left_out_and_every_one_can_be_set():
     assert policy.telemetry.blind_after_s == Policy().telemetry.blind_after_s
 
 
+def test_a_switch_takes_true_and_false_and_an_optional_number_takes_null():
+    failures = {"static_on_5xx": False, "answer_timeout_s": None}
+
+    policy = load_text(yaml.safe_dump(changed("policy.failures", failures))).policy
+
+    assert policy.failures.static_on_5xx is False
+    assert policy.failures.answer_timeout_s is None
+
+
 def test_a_tier_may_let_agents_register_its_instances():
     config = load_text(
         yaml.safe_dump(changed("models.0.tiers.0.instances", {"discover": "agents"}))

@@ -12,6 +12,7 @@ import inspect
 import itertools
 import textwrap
 from enum import Enum
+from types import NoneType, UnionType
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, Field, Strict, create_model
@@ -92,6 +93,11 @@ def attribute_docs(policy: type[Any]) -> dict[str, str]:
 def _annotated(name: str, kind: Any) -> Any:
     if inspect.isclass(kind) and issubclass(kind, Enum):
         return kind
+    if kind is bool:
+        return Annotated[bool, Strict()]
+    if get_origin(kind) is UnionType:
+        (inner,) = (each for each in get_args(kind) if each is not NoneType)
+        return _annotated(name, inner) | None
     if get_origin(kind) is tuple:
         inner = get_args(kind)[0]
         return tuple[_annotated(name, inner), ...]  # type: ignore[misc]
