@@ -104,6 +104,8 @@ class App:
         self.loop.on_published = self.telemetry.drained
         self.admin = AdminServer(self._inside())
         self._health: Health | None = None
+        self.xds_port: int | None = None
+        """Where proxies and agents connect; None before it is listened on."""
 
     def stop(self) -> None:
         """Ask the process to end; what is published stays with the proxies."""
@@ -132,6 +134,7 @@ class App:
         self._health = await self._add_services(server)
         xds_port = self._listen(server)
         await server.start()
+        self.xds_port = xds_port
         self._say_started(xds_port, listening.getsockname()[1])
         tune_gc()
         try:

@@ -156,7 +156,7 @@ class ControlLoop:
         self._deadline = started + RETRY_S
         plan = self._evaluate(inputs, started)
         decided = self._clock()
-        is_published = plan is not None and self.is_warm and self._publish_changes(plan)
+        is_published = plan is not None and self.is_warm and self.publish(plan)
         ended = self._clock()
         self._throttle.evaluated(started=started, ended=ended, published=is_published)
         self._tally.observe("fleet_evaluation_seconds", decided - started)
@@ -219,7 +219,8 @@ class ControlLoop:
             inputs=dict(event.reason.inputs),
         )  # fmt: skip
 
-    def _publish_changes(self, plan: Plan) -> bool:
+    def publish(self, plan: Plan) -> bool:
+        """Hand the proxies what differs from the last publication; return whether anything did."""
         if plan.models is self._published:
             return False
         is_changed = False
