@@ -210,11 +210,21 @@ def _other_tiers(plan):
     return replace(plan, models=(replace(model, tiers=model.tiers[:-1]),))
 
 
-def _other_instance(plan):
+def _instances(plan, change):
     model = plan.models[0]
-    instance = replace(model.tiers[0].instances[0], id="stranger")
-    tier = replace(model.tiers[0], instances=(instance,))
+    tier = replace(model.tiers[0], instances=change(model.tiers[0].instances))
     return replace(plan, models=(replace(model, tiers=(tier, *model.tiers[1:])),))
+
+
+def _other_instance(plan):
+    # Moves the first instance before it stumbles over the second.
+    return _instances(
+        plan, lambda both: (replace(both[0], weight=7), replace(both[1], id="stranger"))
+    )
+
+
+def _fewer_instances(plan):
+    return _instances(plan, lambda both: (replace(both[0], weight=7),))
 
 
 @pytest.mark.parametrize(
@@ -227,12 +237,18 @@ def _other_instance(plan):
         ),
         (_other_tiers, "chat.*primary.*fallback"),
         (_other_instance, "chat/primary.*unknown instance.*stranger"),
+        (_fewer_instances, "chat/primary.*no word on.*chat-primary-1"),
     ],
-    ids=["no model", "another model", "other tiers", "another instance"],
+    ids=["no model", "another model", "other tiers", "another instance", "fewer instances"],
 )
-def test_a_plan_of_another_topology_is_refused_by_name(spoil, complaint):
+def test_a_plan_of_another_topology_is_refused_by_name_and_leaves_no_trace(spoil, complaint):
     topology = a_topology()
     builder = build(topology)
+    good = a_plan(topology, [1, 2, 3])
     with pytest.raises(PlanMismatchError, match=complaint):
-        builder.build(spoil(a_plan(topology)))
-    assert weights_of(builder.build(a_plan(topology, [1, 2, 3])))["chat/static"] == 3
+        builder.build(spoil(good))
+    before = builder.build(good)
+    with pytest.raises(PlanMismatchError, match=complaint):
+        builder.build(spoil(good))
+    assert bodies(builder.build(good)) == bodies(before)
+    assert bodies(before) == bodies(build(topology).build(good))

@@ -55,3 +55,25 @@ def test_good_weights_are_served_as_they_are(weights):
 def test_a_plan_that_sends_requests_nowhere_sends_them_down_the_first_chain():
     assert positive_sum([0, 0, 0]) == [1000, 0, 0]
     assert positive_sum([-5, 0, 0]) == [1000, 0, 0]
+
+
+plans = st.builds(
+    lambda split, weights, health, rules: a_plan(
+        TOPOLOGY, split, weights=weights, health=health, rules=rules
+    ),
+    st.lists(st.integers(0, 3), min_size=3, max_size=3),
+    st.dictionaries(st.sampled_from(INSTANCES), st.integers(0, 3)),
+    st.dictionaries(st.sampled_from(INSTANCES), st.sampled_from(list(EndpointHealth))),
+    st.lists(st.sampled_from(["fits", "kv_pressure", "tier_limit"]), max_size=2),
+)
+
+
+@given(st.lists(plans, min_size=1, max_size=4), st.sampled_from(list(Capability)))
+@settings(max_examples=60, deadline=None)
+def test_what_is_served_depends_on_the_last_plan_only(history, capability):
+    fresh = SnapshotBuilder(TOPOLOGY, Policy(), capability).build(history[-1])
+    for plan in history:
+        used = BUILDERS[capability].build(plan)
+    for kind, types in fresh.types.items():
+        assert used.of_type(kind).version == types.version
+        assert used.of_type(kind).resources == types.resources

@@ -54,16 +54,16 @@ class SnapshotBuilder:
         """Return the snapshot of a plan; the same object while nothing served changes.
 
         Raises:
-            PlanMismatchError: the plan does not fit the topology; the tables are as before or partly
-                patched, and the next fitting plan sets everything that it names.
+            PlanMismatchError: the plan does not fit the topology. The next one that does sets everything.
         """
         for model_plan in plan.models:
             if self._plans.get(model_plan.name) is not model_plan:
+                self._plans.pop(model_plan.name, None)
                 self._apply(model_plan)
                 self._plans[model_plan.name] = model_plan
-        if len(self._plans) != len(self._models):
-            missing = sorted(self._models.keys() - self._plans.keys())
-            raise PlanMismatchError(f"plan without models {missing}")
+        if len(plan.models) != len(self._models):
+            missing = self._models.keys() - {model_plan.name for model_plan in plan.models}
+            raise PlanMismatchError(f"plan without models {sorted(missing)}")
         return self._collect()
 
     def _apply(self, plan: ModelPlan) -> None:
@@ -80,10 +80,8 @@ class SnapshotBuilder:
                 continue
             try:
                 table.apply(tier_plan)
-            except KeyError as error:
-                raise PlanMismatchError(
-                    f"tier {plan.name}/{tier_plan.name}: plan for unknown instance {error}"
-                ) from None
+            except LookupError as error:
+                raise PlanMismatchError(f"tier {plan.name}/{tier_plan.name}: {error}") from None
         self._routes.apply(plan)
 
     def _collect(self) -> Snapshot:

@@ -90,20 +90,30 @@ class EndpointTable:
             self._endpoints[instance.id] = endpoint
 
     def apply(self, plan: TierPlan) -> None:
-        """Set weights and health. Raise KeyError for an instance that the tier does not have."""
+        """Set weights and health.
+
+        Raises:
+            LookupError: the plan has other instances than the tier. Call again with a fitting plan.
+        """
         if plan is self._plan:
             return
-        self._plan = plan
+        self._plan = None
         ceiling = UINT32_MAX // max(1, len(self._endpoints))
         facts, endpoints = self._facts, self._endpoints
         for each in plan.instances:
             fact = _fact(each, ceiling)
             if facts.get(each.id) == fact:
                 continue
-            endpoint = endpoints[each.id]
+            endpoint = endpoints.get(each.id)
+            if endpoint is None:
+                raise LookupError(f"unknown instance {each.id}")
             endpoint.load_balancing_weight.value, endpoint.health_status = fact
             facts[each.id] = fact
             self._resource = None
+        if len(plan.instances) != len(endpoints):
+            missing = endpoints.keys() - {each.id for each in plan.instances}
+            raise LookupError(f"no word on instances {sorted(missing)}")
+        self._plan = plan
 
     def resource(self) -> Resource:
         """Return the assignment as it is now; the same object while nothing changes."""
