@@ -19,13 +19,17 @@ from xds_server.core import events as happened
 from xds_server.core import instance, publish, spill
 from xds_server.core import tier as tiers
 from xds_server.core.assemble import initial_state, retarget
-from xds_server.core.inputs import Input
+from xds_server.core.inputs import Drain, Input
 from xds_server.core.plan import Event, Plan
 from xds_server.core.policy import Policy
 from xds_server.core.sample import Sample
 from xds_server.core.state import FleetState, InstanceState, ModelState, TierState
 
 __all__ = ["evaluate", "initial_state", "retarget"]
+
+_News = list[tuple[int, int, Input]]
+"""Tier, position and input, in order of arrival."""
+_NONE: set[int] = set()
 
 
 def evaluate(
@@ -44,12 +48,15 @@ def evaluate(
         enough to be published, and every untouched model keeps its `ModelPlan` object.
     """
     index = state.index
-    touched: dict[int, dict[tuple[int, int], list[Input]]] = {}
+    touched: dict[int, _News] = {}
     for item in inputs:
         where = index.get(item.instance)
         if where is not None:
             model, tier, position = where
-            touched.setdefault(model, {}).setdefault((tier, position), []).append(item)
+            news = touched.get(model)
+            if news is None:
+                news = touched[model] = []
+            news.append((tier, position, item))
     due = (
         {number for number, model in enumerate(state.models) if now >= model.deadline}
         if (now >= state.deadline)
@@ -60,7 +67,7 @@ def evaluate(
         return _unchanged(state, events)
     models = list(state.models)
     for number in sorted(touched.keys() | due):
-        models[number] = _step(models[number], touched.get(number, {}), policy, now, events)
+        models[number] = _step(models[number], touched.get(number, []), policy, now, events)
     plans = tuple([model.plan for model in models])
     if all(new is old for new, old in zip(plans, state.plans, strict=True)):
         plans = state.plans
@@ -91,80 +98,73 @@ def _unchanged(state: FleetState, events: list[Event]) -> tuple[FleetState, Plan
 
 def _step(
     model: ModelState,
-    inputs: dict[tuple[int, int], list[Input]],
+    news: _News,
     policy: Policy,
     now: float,
     events: list[Event],
 ) -> ModelState:
     """Step the instances that something happened to, then every tier, then the spill."""
     is_due = now >= model.deadline
-    by_tier: dict[int, dict[int, list[Input]]] = {}
-    for (tier, position), items in inputs.items():
-        by_tier.setdefault(tier, {})[position] = items
-    stepped: list[tuple[TierState, set[int]]] = []
-    for number, tier_state in enumerate(model.tiers):
-        instances, shaken = _step_instances(
-            model, tier_state, by_tier.get(number, {}), policy, now=now, events=events
+    changed: list[dict[int, InstanceState]] = [{} for _ in model.tiers]
+    for tier, position, item in news:
+        of_tier = changed[tier]
+        before = of_tier.get(position) or model.tiers[tier].instances[position]
+        if isinstance(item, Sample):
+            of_tier[position] = instance.observe(before, item, policy, now)
+        else:
+            of_tier[position] = _drain(before, item, policy, now)
+    stepped = []
+    for tier_state, of_tier in zip(model.tiers, changed, strict=True):
+        if is_due:
+            for position, before in enumerate(tier_state.instances):
+                after = of_tier.get(position, before)
+                if now >= after.deadline:
+                    of_tier[position] = instance.elapse(after, policy, now)
+        stepped.append(
+            _renew(model, tier_state, of_tier, events) if of_tier else (tier_state, _NONE)
         )
-        current = tier_state
-        if instances is not tier_state.instances:
-            current = replace(tier_state, instances=instances)
-        stepped.append((current, shaken))
     if not is_due and all(new is old for (new, _), old in zip(stepped, model.tiers, strict=True)):
         return model
     steps = [tiers.step(current, shaken, policy, now) for current, shaken in stepped]
     return _decide(model, steps, policy, now, events)
 
 
-def _step_instances(
+def _renew(
     model: ModelState,
     tier: TierState,
-    inputs: dict[int, list[Input]],
-    policy: Policy,
-    *,
-    now: float,
+    changed: dict[int, InstanceState],
     events: list[Event],
-) -> tuple[tuple[InstanceState, ...], set[int]]:
+) -> tuple[TierState, set[int]]:
+    """Put changed instances in place; also return those whose telemetry was lost or returned."""
     shaken: set[int] = set()
-    changed: dict[int, InstanceState] = {}
-    for position, before in enumerate(tier.instances):
-        items = inputs.get(position)
-        if items is None:
-            if now < before.deadline:
-                continue
-            after = instance.elapse(before, policy, now)
-        else:
-            after = before
-            for item in items:
-                after = _take(after, item, policy, now)
-            if now >= after.deadline:
-                after = instance.elapse(after, policy, now)
+    eventful: list[int] = []
+    instances = list(tier.instances)
+    is_same = True
+    for position, after in changed.items():
+        before = instances[position]
         if after is before:
             continue
-        changed[position] = after
+        is_same = False
+        instances[position] = after
         if after.freshness is not before.freshness:
             shaken.add(position)
-        if (
-            after.track is not before.track
-            or after.freshness is not before.freshness
-            or after.vram is not before.vram
-            or after.throttle is not before.throttle
+        elif (
+            after.track is before.track
+            and after.vram is before.vram
+            and after.throttle is before.throttle
         ):
-            events += happened.of_instance(model.model.name, tier.tier.name, before, after)
-    if not changed:
-        return tier.instances, shaken
-    instances = list(tier.instances)
-    for position, after in changed.items():
-        instances[position] = after
-    return tuple(instances), shaken
+            continue
+        eventful.append(position)
+    for position in sorted(eventful):
+        before, after = tier.instances[position], instances[position]
+        events += happened.of_instance(model.model.name, tier.tier.name, before, after)
+    return (tier if is_same else replace(tier, instances=tuple(instances))), shaken
 
 
-def _take(state: InstanceState, item: Input, policy: Policy, now: float) -> InstanceState:
-    if isinstance(item, Sample):
-        return instance.observe(state, item, policy, now)
+def _drain(state: InstanceState, order: Drain, policy: Policy, now: float) -> InstanceState:
     who = None
-    if item.draining:
-        who = f"{item.who}: {item.why}" if item.why else item.who
+    if order.draining:
+        who = f"{order.who}: {order.why}" if order.why else order.who
     return instance.drain(state, who, policy, now)
 
 

@@ -30,6 +30,7 @@ from xds_server.core.tier import TierStep
 from xds_server.core.weights import allocate
 
 _HEALTHY = FaultState.HEALTHY
+_SERVES = EndpointHealth.HEALTHY
 _FROZEN = "More than half of the tier sends no telemetry: its weights are kept."
 _UNFROZEN = "Enough of the tier sends telemetry again."
 _NO_CAPACITY = Reason(rule="no_capacity", text="None of its instances may take requests.")
@@ -214,47 +215,41 @@ def _instances(
         known = [by_id.get(state.instance.id) for state in states]
     ratio = policy.publish_change_ratio
     moved = known is not old
-    news = False
-    for state, weight, before in zip(states, integers, known, strict=True):
+    news = [before is None or _is_news(s, before) for s, before in zip(states, known, strict=True)]
+    for weight, before in zip(integers, known, strict=True):
         if before is None or abs(weight - before.weight) > ratio * before.weight:
             moved = True
             break
-        if not news and _is_news(state, before):
-            news = True
-    if not moved and not news:
+    if not moved and True not in news:
         return old
     frozen = step.reading.frozen
     easing, corrections, slots = step.state.easing, step.state.corrections, step.slots
     plans: list[InstancePlan] = []
-    for position, (state, before) in enumerate(zip(states, known, strict=True)):
+    for position, (state, before, is_news) in enumerate(zip(states, known, news, strict=True)):
         # News that moves no weight must not move the others' either: that would be a push.
         weight = integers[position] if moved or before is None else before.weight
-        if before is not None and before.weight == weight and not _is_news(state, before):
+        if before is not None and before.weight == weight and not is_news:
             plans.append(before)
             continue
         if state.ceiling > 0.0:
-            health = EndpointHealth.HEALTHY
+            health = _SERVES
         elif state.track.state is FaultState.DRAINING:
             health = EndpointHealth.DRAINING
         else:
             health = EndpointHealth.UNHEALTHY
+        reason = reasons.for_instance(
+            state, slots[position], corrections[position], step.mean, frozen, position in easing
+        )
         plans.append(
             InstancePlan(
-                id=state.instance.id,
-                state=state.track.state,
-                freshness=state.freshness,
-                ceiling=state.ceiling,
-                weight=weight,
-                health=health,
-                pressure=state.pressure,
-                reason=reasons.for_instance(
-                    state,
-                    slots=slots[position],
-                    correction=corrections[position],
-                    mean=step.mean,
-                    frozen=frozen,
-                    easing=position in easing,
-                ),
+                state.instance.id,
+                state.track.state,
+                state.freshness,
+                state.ceiling,
+                weight,
+                health,
+                state.pressure,
+                reason,
             )
         )
     return tuple(plans)

@@ -87,9 +87,8 @@ def for_track(track: Track, ceiling: float) -> Reason:
     return Reason(rule=track.cause, text=track_sentence(track, ceiling), inputs=inputs)
 
 
-def for_instance(
+def for_instance(  # noqa: PLR0917  # by position: once per instance and publication
     state: InstanceState,
-    *,
     slots: float,
     correction: float,
     mean: float | None,
@@ -134,7 +133,7 @@ def for_instance(
     if load is None or mean is None:
         return Reason(rule="load_unknown", text=_LOAD_UNKNOWN, inputs=inputs)
     if correction < 1.0:
-        return Reason(rule="load_above_mean", text=ABOVE_MEAN, inputs=inputs)
+        return Reason("load_above_mean", ABOVE_MEAN, inputs)
     if correction > 1.0:
-        return Reason(rule="load_below_mean", text=BELOW_MEAN, inputs=inputs)
-    return Reason(rule="load_balanced", text=BALANCED, inputs=inputs)
+        return Reason("load_below_mean", BELOW_MEAN, inputs)
+    return Reason("load_balanced", BALANCED, inputs)
