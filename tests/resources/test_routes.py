@@ -150,6 +150,14 @@ def test_with_a_time_for_plain_answers_streams_get_a_route_of_their_own_first():
         assert [each.weight.value for each in clusters] == [1, 2, 3]
 
 
+def test_plain_answers_may_take_for_ever():
+    failures = FailurePolicy(answer_timeout_s=0.0)
+    _, plain = table(failures=failures).virtual_hosts[0].routes
+    assert plain.route.retry_policy.per_try_timeout.ToMilliseconds() == 0
+    assert plain.route.HasField("idle_timeout")
+    assert plain.route.idle_timeout.ToMilliseconds() == 0
+
+
 def test_without_it_no_body_is_parsed():
     topology = a_topology()
     for answer_timeout_s, expected in ((None, False), (60.0, True)):

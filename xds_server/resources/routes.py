@@ -66,7 +66,7 @@ class _Patience:
     """How long one kind of request may take to answer."""
 
     headers_s: float
-    """Per attempt."""
+    """Per attempt; 0 = for ever."""
     silence_s: float | None
     """Inside a stream; 0 = for ever, None = does not apply: there is one answer, all at once."""
     attempts: int
@@ -78,7 +78,7 @@ class _Patience:
         inside a running stream, its timer is gone too (seen on 1.40). The whole request's idle time-out
         stays; it may not end what the attempts are still busy with.
         """
-        if self.silence_s == 0:
+        if self.silence_s == 0 or self.headers_s == 0:
             return 0.0
         return max(self.silence_s or 0.0, self.attempts * (self.headers_s + BACK_OFF_MAX_S))
 
