@@ -81,61 +81,46 @@ def observe(
     interval_s = sample.observed_at - flow.at
     if interval_s <= 0.0:
         return flow
+    # Written out instead of called: this runs for every sample of every instance.
     before, after = previous.engine, sample.engine
-    if _restarted(before, after):
-        # Counters began again at zero and nothing survived inside: whatever is there is new.
-        before = _EMPTY
-    completed = _growth(before.finished_total, after.finished_total)
-    running, waiting = after.running, after.waiting
-    grown = None if running is None or before.running is None else running - before.running
-
+    total, was = after.finished_total, before.finished_total
+    if after.restarts > before.restarts or (total is not None and was is not None and total < was):
+        # The engine started anew: counters began again at zero and nothing survived inside.
+        before, was = _EMPTY, 0.0
+    running, waiting, waited = after.running, after.waiting, before.waiting
+    ran = before.running
     admitted, admitted_s = flow.admitted, flow.admitted_s
-    new: float | None = None
-    if after.state in _ADMITS_NOTHING:
-        new = 0.0
-    elif (
-        completed is not None
-        and grown is not None
-        and waiting is not None
-        and before.waiting is not None
-    ):
-        # Requests that clients gave up leave uncounted and read as negative admissions.
-        new = completed + grown + waiting - before.waiting
-    if new is not None:
-        keep = exp(-interval_s / policy.demand_smoothing_s)
-        admitted = max(0.0, admitted * keep + new)
-        admitted_s = admitted_s * keep + interval_s
-
     done, busy_slot_s = flow.completed, flow.busy_slot_s
     tokens, token_requests = flow.tokens, flow.token_requests
-    # Two readings far apart say little about the slots that were busy between them.
-    if completed is not None and grown is not None and interval_s <= policy.capacity_window_s:
-        assert running is not None
-        parts = completed + policy.in_progress_credit * grown
-        keep = exp(-interval_s / policy.capacity_window_s)
-        kept = _keep(done, keep, policy)
-        done = max(0.0, done * kept + parts)
-        busy_slot_s = busy_slot_s * kept + interval_s * (running - grown / 2.0)
-        prompt = _growth(before.prompt_tokens_total, after.prompt_tokens_total)
-        generated = _growth(before.generation_tokens_total, after.generation_tokens_total)
-        if prompt is not None and generated is not None:
-            kept = _keep(token_requests, keep, policy)
-            tokens = tokens * kept + prompt + generated
-            token_requests = max(0.0, token_requests * kept + parts)
+    if after.state in _ADMITS_NOTHING:
+        keep = exp(-interval_s / policy.demand_smoothing_s)
+        admitted *= keep
+        admitted_s = admitted_s * keep + interval_s
+    if total is not None and was is not None and running is not None and ran is not None:
+        completed, grown = total - was, running - ran
+        if waiting is not None and waited is not None and after.state not in _ADMITS_NOTHING:
+            # Requests that clients gave up leave uncounted and read as negative admissions.
+            keep = exp(-interval_s / policy.demand_smoothing_s)
+            admitted = admitted * keep + completed + grown + waiting - waited
+            admitted = max(admitted, 0.0)
+            admitted_s = admitted_s * keep + interval_s
+        # Two readings far apart say little about the slots that were busy between them.
+        if interval_s <= policy.capacity_window_s:
+            parts = completed + policy.in_progress_credit * grown
+            keep = exp(-interval_s / policy.capacity_window_s)
+            kept = _keep(done, keep, policy)
+            done = done * kept + parts
+            done = max(done, 0.0)
+            busy_slot_s = busy_slot_s * kept + interval_s * (running - grown / 2.0)
+            prompt = _growth(before.prompt_tokens_total, after.prompt_tokens_total)
+            generated = _growth(before.generation_tokens_total, after.generation_tokens_total)
+            if prompt is not None and generated is not None:
+                kept = _keep(token_requests, keep, policy)
+                tokens = tokens * kept + prompt + generated
+                token_requests = max(0.0, token_requests * kept + parts)
     # By position: ten thousand of these are made in 50 ms (see `record`).
     return InstanceFlow(
         sample.observed_at, admitted, admitted_s, done, busy_slot_s, tokens, token_requests
-    )
-
-
-def _restarted(before: EngineFacts, after: EngineFacts) -> bool:
-    """Whether the engine started anew between two samples."""
-    if after.restarts > before.restarts:
-        return True
-    return (
-        after.finished_total is not None
-        and before.finished_total is not None
-        and after.finished_total < before.finished_total
     )
 
 
