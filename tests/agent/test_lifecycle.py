@@ -3,6 +3,8 @@ from __future__ import annotations
 import csv
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from sidecar_agent.engine import restarts
 from sidecar_agent.engine.adapters import ADAPTERS, Options, Texts
@@ -276,3 +278,50 @@ def test_the_recorded_overload_shows_no_hang_and_no_restart():
             engine = fold(outcome, engine=engine)
             assert engine.state is UP
     assert engine.lifetime.count == 0
+
+
+counts = st.none() | st.floats(0, 1000)
+pages = st.builds(
+    EngineFacts,
+    state=st.sampled_from([UP, EngineState.UNKNOWN, EngineState.SLEEPING]),
+    running=counts,
+    waiting=counts,
+    kv_ratio=st.none() | st.floats(0, 1),
+    progress_total=counts,
+    generation_tokens_total=counts,
+    preemptions_total=counts,
+    started_at_unix_s=st.none() | st.sampled_from([100.0, 200.0, 300.0]),
+)
+steps = st.lists(
+    st.tuples(
+        st.floats(0.01, 20.0),
+        pages | st.sampled_from([kind for kind in OutcomeKind if kind is not OutcomeKind.PAGE]),
+    ),
+    max_size=30,
+)
+
+
+@given(steps=steps)
+def test_whatever_happens_nothing_is_made_up(steps):
+    engine, now = Engine(), 0.0
+    for after, what in steps:
+        now += after
+        before = engine
+        if isinstance(what, EngineFacts):
+            outcome = Outcome(kind=OutcomeKind.PAGE, at=now, facts=what)
+        else:
+            outcome = failed(what, now)
+        engine = fold(outcome, engine=engine)
+        assert engine.lifetime.count - before.lifetime.count in {0, 1}
+        facts = engine.facts
+        if isinstance(what, EngineFacts):
+            assert facts is not None
+            assert (facts.running, facts.kv_ratio) == (what.running, what.kv_ratio)
+            assert facts.state in {what.state, HUNG}
+            assert what.state is not UP or not engine.exhausted
+        elif what is OutcomeKind.REFUSED:
+            assert engine.state is DOWN
+        elif what is OutcomeKind.BAD_PAGE:
+            assert facts is None
+        if facts is not None and not isinstance(what, EngineFacts):
+            assert (facts.running, facts.waiting, facts.kv_ratio) == (None, None, None)
