@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import grpc
@@ -81,9 +81,7 @@ class XdsServer:
             grpc.method_handlers_generic_handler(
                 service,
                 {
-                    method: grpc.stream_stream_rpc_method_handler(
-                        partial(self._serve, protocol=protocol, only=only)
-                    )
+                    method: grpc.stream_stream_rpc_method_handler(self._method(protocol, only))
                     for method, (protocol, only) in methods.items()
                 },
             )
@@ -103,9 +101,14 @@ class XdsServer:
         streams.sort(key=lambda each: each.opened_at)
         return [status_of(each, now) for each in streams]
 
-    async def _serve(
-        self, _requests: Any, context: Any, *, protocol: Protocol, only: str | None
-    ) -> None:
+    def _method(self, protocol: Protocol, only: str | None) -> Callable[[Any, Any], Any]:
+        # A function, not a `partial`: gRPC looks at it for every stream, which takes a partial far longer.
+        async def serve(_requests: Any, context: Any) -> None:
+            await self._serve(context, protocol=protocol, only=only)
+
+        return serve
+
+    async def _serve(self, context: Any, *, protocol: Protocol, only: str | None) -> None:
         if self._count >= self._settings.max_streams:
             await context.abort(
                 grpc.StatusCode.RESOURCE_EXHAUSTED,

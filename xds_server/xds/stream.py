@@ -1,8 +1,8 @@
 """One gRPC stream: the shell around a session.
 
-A stream costs one coroutine, the reader. A writer exists only while there is something to write: it is a
-short task, so a thousand idle streams hold no timers, queues or events. The outbox cannot grow: the session
-gives out at most one response per type until it is ACKed.
+A stream costs one coroutine, the reader, which also writes what it answers. A push is written by a task that
+lives as long as there is something to write: a thousand idle streams hold no timers, queues or events. The
+outbox cannot grow: the session gives out at most one response per type until it is ACKed.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Stream:
 
     __slots__ = (
         "_context", "_latest", "_loop", "_observer", "_only", "_outbox", "_parse", "_timer",
-        "_writer", "opened_at", "protocol", "proxy", "session",
+        "_writer", "_writing", "opened_at", "protocol", "proxy", "session",
     )  # fmt: skip
 
     def __init__(
@@ -78,6 +78,7 @@ class Stream:
         self._latest: Snapshot | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._writer: asyncio.Task[None] | None = None
+        self._writing = False
         self.opened_at = self._loop.time()
         self.protocol = protocol
         self.proxy: Proxy | None = None
@@ -98,6 +99,9 @@ class Stream:
                 if self.proxy is None:
                     self._meet(request.proxy, joined)
                 self._take(request)
+                if self._outbox and not self._writing:
+                    self._writing = True
+                    await self._write()
             except (BadNodeError, BadRequestError) as error:
                 self._observer.ignored(proxy=self.proxy, type_url="", reason="bad_request")
                 await self._context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
@@ -126,7 +130,8 @@ class Stream:
         assert self.proxy is not None
         self._observer.request(proxy=self.proxy, type_url=request.type_url)
         self._refresh()
-        self._send(self.session.on_request(request, self._loop.time()))
+        self._outbox += self.session.on_request(request, self._loop.time())
+        self._set_timer()
 
     def push(self, snapshot: Snapshot) -> None:
         """Bring the client to a snapshot, soon.
@@ -135,8 +140,7 @@ class Stream:
         the last one is looked at.
         """
         self._latest = snapshot
-        if self._writer is None:
-            self._writer = self._loop.create_task(self._write())
+        self._start_writer()
 
     @property
     def is_behind(self) -> bool:
@@ -157,10 +161,9 @@ class Stream:
         if self._writer is not None:
             self._writer.cancel()
 
-    def _send(self, responses: list[Response]) -> None:
-        self._set_timer()
-        self._outbox += responses
-        if self._outbox and self._writer is None:
+    def _start_writer(self) -> None:
+        if not self._writing:
+            self._writing = True
             self._writer = self._loop.create_task(self._write())
 
     async def _write(self) -> None:
@@ -180,6 +183,7 @@ class Stream:
         except Exception as error:  # noqa: BLE001  (whatever it is, the stream cannot go on)
             await self._fail(error)
         finally:
+            self._writing = False
             self._writer = None
 
     async def _fail(self, error: Exception) -> None:
@@ -203,7 +207,10 @@ class Stream:
 
     def _expire(self) -> None:
         self._timer = None
-        self._send(self.session.on_time(self._loop.time()))
+        self._outbox += self.session.on_time(self._loop.time())
+        self._set_timer()
+        if self._outbox:
+            self._start_writer()
 
     def _tell(self, event: Event) -> None:
         assert self.proxy is not None
