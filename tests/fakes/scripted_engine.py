@@ -40,7 +40,8 @@ class ScriptedEngine:
             request.transport.abort()
             return web.Response()
         if self.mode.isdigit():
-            return web.json_response({"error": self.mode}, status=int(self.mode))
+            error = {"error": self.mode}
+            return web.json_response(error, status=int(self.mode), headers=self.headers)
         asked: dict[str, Any] = json.loads(body) if body else {}
         if asked.get("stream"):
             return await self._stream(request)
