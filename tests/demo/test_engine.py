@@ -364,3 +364,47 @@ async def test_the_process_tells_its_ports_and_ends_on_sigterm():
     process.terminate()
 
     assert await asyncio.wait_for(process.wait(), 10) == 0
+
+
+async def test_the_load_generator_runs_from_the_command_line_and_tells_failures():
+    async with running(batch=BatchSpec(slots=64, tokens_per_s=1000.0)) as (engine, _):
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "demo.load", "--target", url(engine, ""), "--target"),
+            *("http://127.0.0.1:9", "--model", MODEL, "--rate", "40", "--seconds", "1"),
+            stdout=asyncio.subprocess.PIPE,
+        )
+        out, _ = await asyncio.wait_for(process.communicate(), 30)
+    text = out.decode()
+
+    assert process.returncode == 1
+    assert "x ClientConnectorError" in text
+    assert "first byte ms p50 / p99" in text
+
+
+async def test_a_dead_engine_leaves_its_gpu_empty(tmp_path):
+    state = tmp_path / "a.gpu"
+    spec = EngineSpec(
+        serving=ServingSpec(name="a", models=(MODEL,), batch=BatchSpec()),
+        reload_s=60,
+        gpu_state=state,
+    )
+
+    def used_bytes() -> int:
+        values = dict(line.split(" ", 1) for line in state.read_text().splitlines())
+        return int(values["gpu0.used"])
+
+    engine = Engine(spec)
+    await engine.start()
+    try:
+        assert used_bytes() > 70 * 1024**3
+        async with (
+            aiohttp.ClientSession() as session,
+            session.post(control(engine, "/sim/oom")),
+        ):
+            await eventually(lambda: is_empty(used_bytes))
+    finally:
+        await engine.stop()
+
+
+async def is_empty(used_bytes) -> bool:
+    return used_bytes() == 0

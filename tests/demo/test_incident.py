@@ -52,7 +52,7 @@ async def test_the_incident_plays_without_a_failed_request(tmp_path):
     seconds = time.monotonic() - began
 
     assert process.returncode == 0, text
-    assert seconds < SHORTEST_S + 30
+    assert seconds < 90
     assert "No client saw a failed request." in text
     # Spill, death, static answers and recovery were all seen by clients.
     assert re.search(r"first answer of the fallback tier \(llama-3-8b\)", text)
