@@ -9,7 +9,7 @@ from typing import Any
 
 from benchmarks.fanout import connect, push, write_setup
 from benchmarks.rig import Child, percentile, spread
-from xds_server.resources.snapshot import ROUTE
+from xds_server.resources.snapshot import ENDPOINT
 
 PROXIES, AGENTS = 1000, 1000
 
@@ -34,7 +34,7 @@ def one(*, setup: Path, seconds: int) -> dict[str, Any]:
             times = []
             for number in range(seconds):
                 time.sleep(max(0.0, started + number - time.monotonic()))
-                times.append(push(server, client, type_url=ROUTE, streams=PROXIES))
+                times.append(push(server, client, type_url=ENDPOINT, streams=PROXIES))
             elapsed = time.monotonic() - started
             share = (server.cpu_s() - cpu) / elapsed
             ages = server.ask(do="ages")

@@ -3,7 +3,8 @@
 It is `xds-server serve` in every respect, except that the age of each sample is read off when the brain
 takes it in: the load client writes its monotonic clock into the engine's detail text, so the age
 contains the socket, gRPC, decoding and the throttle. Commands: `ages` (percentiles since the last call),
-`push` (moves the tier weights of one model, past the brain).
+`push` (an operator drains one
+more instance, which every proxy must learn).
 """
 
 from __future__ import annotations
@@ -19,17 +20,17 @@ from typing import Any
 import yaml
 
 from benchmarks.commands import obey, say
-from benchmarks.fleet import Plans, topology
+from benchmarks.fleet import topology
 from benchmarks.rig import percentile
 from xds_server import logs
 from xds_server.app import App
 from xds_server.config.load import load_file
 from xds_server.config.settings import resolve
-from xds_server.core.inputs import Input
+from xds_server.core.inputs import Drain, Input
 from xds_server.core.model import Topology
 from xds_server.core.plan import Plan
 from xds_server.core.sample import Sample
-from xds_server.resources.snapshot import ROUTE
+from xds_server.resources.snapshot import ENDPOINT
 
 
 def document(fleet: Topology) -> dict[str, Any]:
@@ -102,17 +103,17 @@ async def serve(*, models: int, per_tier: int, folder: Path) -> None:
         if running.done():
             running.result()
     say({"port": port})
-    plans = Plans(fleet)
+    names = (instance.id for _, _, instance in fleet.instances())
 
     async def ages(_: dict[str, Any]) -> dict[str, Any]:
         return watch.read()
 
     async def push(_: dict[str, Any]) -> dict[str, Any]:
-        plan = plans.move_tier()
         started = time.monotonic()
-        app.loop.publish(plan)
+        app.loop.drain(Drain(instance=next(names), draining=True, who="benchmark"))
+        app.loop.step()
         (snapshot,) = app.loop.snapshots.values()
-        return {"nonce": snapshot.of_type(ROUTE).version, "at": started}
+        return {"nonce": snapshot.of_type(ENDPOINT).version, "at": started}
 
     await obey({"ages": ages, "push": push})
     app.stop()
