@@ -46,7 +46,7 @@ async def test_a_failing_primary_is_answered_by_the_fallback(tmp_path, capabilit
         assert plain.story == FAILED_OVER
         assert SMALL in plain.text
         if mode == "hang":
-            assert 0.25 < time.monotonic() - started < 2.0, "the header time-out is 0.3 s"
+            assert 0.45 < time.monotonic() - started < 2.5, "the header time-out is 0.5 s"
         streamed = await lab.ask(stream=True)
         assert streamed.story == FAILED_OVER
         assert streamed.events[-1] == "[DONE]"
@@ -145,7 +145,7 @@ async def test_a_hung_engine_is_ejected_after_three_timeouts_and_costs_nothing_m
         assert await lab.ejected("primary") == [True]
         started = time.monotonic()
         assert await lab.ask_many(5) == {FAILED_OVER: 5}
-        assert time.monotonic() - started < 0.3
+        assert time.monotonic() - started < 0.5
 
 
 async def test_429_moves_the_request_on_but_ejects_nobody(tmp_path):
@@ -259,7 +259,7 @@ async def test_a_running_stream_survives_every_push_and_the_header_timeout(tmp_p
         lab.plan(**push)
         answer = await running
         assert answer.story == FIRST
-        assert len(answer.events) == 13, "1.2 s of stream, four times the header time-out"
+        assert len(answer.events) == 13, "1.2 s of stream, twice the header time-out"
 
 
 async def arrived(engine):
