@@ -1,7 +1,8 @@
 """The admin HTTP server: health, metrics, what was decided and why, drains.
 
 It only shows and forwards: everything comes through the `Inside` that it is given. There is no
-authentication, so it listens on loopback unless told otherwise.
+authentication, so it listens on loopback unless told otherwise, and commands from web pages of other
+sites are refused.
 """
 
 from __future__ import annotations
@@ -129,6 +130,9 @@ class _Pages:
         return self._drain(request, draining=False)
 
     def _drain(self, request: Request, *, draining: bool) -> Response:
+        origin = request.headers.get("origin")
+        if origin is not None and origin.partition("://")[2] != request.headers.get("host"):
+            return _error(403, "a page of another site may not do this")
         name = request.path_params["instance"]
         who = request.query_params.get("who", "admin")
         why = request.query_params.get("why", "")

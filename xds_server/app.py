@@ -125,14 +125,14 @@ class App:
             listening.close()
 
     async def _run(self, listening: socket.socket) -> None:
+        server = make_server()
+        xds_port = self._listen(server)  # First: a port in use is told before anything slow.
         await self.loop.prepare()
         self.loop.step()
         if self._is_restored:
             self._warm_up("restored")
             self.loop.step()
-        server = make_server()
         self._health = await self._add_services(server)
-        xds_port = self._listen(server)
         await server.start()
         self.xds_port = xds_port
         self._say_started(xds_port, listening.getsockname()[1])
@@ -246,13 +246,20 @@ class App:
     # Warm-up.
 
     async def _wait_for_telemetry(self) -> None:
-        """Answer proxies once every instance was heard of, or the grace period is over."""
+        """Answer proxies once every instance was heard of, or the grace period is over.
+
+        Where agents register instances, nobody knows how many will come: the period is waited for.
+        """
         if self.loop.is_warm:
             return
         end = self._clock() + self.settings.grace_s
-        while self.loop.silent and self._clock() < end:
+        while self._clock() < end:
+            if not self.loop.silent and not self._config.discovers:
+                self._warm_up("telemetry")
+                break
             await asyncio.sleep(min(GRACE_STEP_S, max(0.0, end - self._clock())))
-        self._warm_up("telemetry" if not self.loop.silent else "grace_over")
+        else:
+            self._warm_up("grace_over")
         if self._health is not None:
             await self._health.set(serving=True)
 

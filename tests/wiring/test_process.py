@@ -10,6 +10,8 @@ from pathlib import Path
 
 import grpc.aio
 import pytest
+from envoy.config.cluster.v3.cluster_pb2 import Cluster
+from envoy.service.discovery.v3.discovery_pb2 import DiscoveryRequest, DiscoveryResponse
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from prometheus_client.parser import text_string_to_metric_families
 from typer.testing import CliRunner, Result
@@ -18,6 +20,7 @@ from fleet_protos.telemetry.v1 import telemetry_pb2 as pb
 from tests.fakes.telemetry_client import connected_agent
 from tests.fakes.xds_process import ROOT, command, running_server
 from xds_server.cli import app
+from xds_server.resources.snapshot import CLUSTER
 
 DESIGN = (ROOT / "tests/config/design.yaml").read_text()
 INSTANCES = ("a100-0", "a100-1", "l4-0")
@@ -126,6 +129,9 @@ async def test_an_operator_drains_an_instance_and_takes_it_back(config, tmp_path
         for name in INSTANCES:
             await agent.report(name)
         assert (await server.post("/drain/nobody"))[0] == 404
+        evil = {"Origin": "http://evil.example"}
+        async with server.session.post(f"{server.admin_url}/drain/l4-0", headers=evil) as answer:
+            assert answer.status == 403
         status, _ = await server.post("/drain/a100-0?who=me&why=test")
         assert status == 202
         asked = await server.event("drain_requested", draining=True)
@@ -177,6 +183,31 @@ async def test_authenticated_agents_register_their_instances_which_survive_a_res
     async with running_server(config, tmp_path / "state", flags) as server:
         fleet = await server.get_json("/debug/fleet")
         assert [each["instance"] for each in fleet["instances"]] == ["n1"]
+
+
+async def test_a_proxy_without_composite_clusters_gets_resources_of_its_own(config, tmp_path):
+    method = "/envoy.service.discovery.v3.AggregatedDiscoveryService/StreamAggregatedResources"
+    request = DiscoveryRequest(type_url=CLUSTER)
+    request.node.id = "old-envoy"
+    request.node.user_agent_name = "envoy"
+    async with (
+        running_server(config, tmp_path / "state", ["--grace-s", "0"]) as server,
+        grpc.aio.insecure_channel(server.target) as channel,
+    ):
+        call = channel.stream_stream(method)()
+        await call.write(request.SerializeToString())
+        body = await asyncio.wait_for(call.read(), 15)
+        names = {Cluster.FromString(each.value).name for each in resources_of(body)}
+        assert "chat/primary" in names
+        assert {"composite", "aggregate"} == set(await server.get_json("/debug/snapshot"))
+        (proxy,) = await server.get_json("/debug/syncz")
+        assert proxy["proxy"]["id"] == "old-envoy"
+        assert await server.metric("fleet_proxies_connected") == 1
+        call.cancel()
+
+
+def resources_of(body):
+    return DiscoveryResponse.FromString(body).resources
 
 
 @pytest.mark.parametrize(
@@ -238,14 +269,13 @@ async def test_sigterm_ends_the_server_in_order(config, tmp_path):
     assert (tmp_path / "state" / "plan.json").exists()
 
 
-@pytest.mark.parametrize("what", ["xds", "admin"])
-def test_a_port_in_use_is_one_clear_sentence(config, tmp_path, what):
+def test_a_port_in_use_is_one_clear_sentence_and_exit_code_1(config, tmp_path):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         done = subprocess.run(
-            command(config, tmp_path / "state", f"--{what}-listen", address),
+            command(config, tmp_path / "state", "--xds-listen", address),
             capture_output=True,
             text=True,
             cwd=ROOT,
@@ -253,5 +283,7 @@ def test_a_port_in_use_is_one_clear_sentence(config, tmp_path, what):
             check=False,
         )
     assert done.returncode == 1
-    assert done.stderr.splitlines()[-1].startswith(f"xds-server: cannot listen on {address} for ")
+    assert done.stderr.splitlines()[-1].startswith(
+        f"xds-server: cannot listen on {address} for xDS"
+    )
     assert "Traceback" not in done.stderr

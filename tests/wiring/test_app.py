@@ -1,0 +1,150 @@
+"""The whole process inside the test: what happens when a part of it fails."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+import structlog
+from structlog.testing import capture_logs
+
+from tests.fakes.xds_process import ROOT
+from xds_server import app as module
+from xds_server.app import App, StartError
+from xds_server.config.load import load_file
+from xds_server.config.settings import resolve
+
+DESIGN = ROOT / "tests/config/design.yaml"
+
+
+@pytest.fixture(autouse=True)
+def _leave_the_collector_alone(monkeypatch):
+    monkeypatch.setattr(module, "tune_gc", lambda: None)
+    yield
+    structlog.reset_defaults()
+
+
+def make(tmp_path: Path, **flags) -> App:
+    path = tmp_path / "config.yaml"
+    if not path.exists():
+        path.write_text(DESIGN.read_text())
+    given = {
+        "xds_listen": "127.0.0.1:0",
+        "admin_listen": "127.0.0.1:0",
+        "state_dir": str(tmp_path / "state"),
+        "grace_s": 0.0,
+    }
+    config = load_file(path)
+    settings = resolve(flags=given | flags, environ={}, file=config.server)
+    return App(path=path, config=config, settings=settings)
+
+
+@asynccontextmanager
+async def running(app: App):
+    with capture_logs() as lines:
+        task = asyncio.create_task(app.run(), name="app")
+        try:
+            await until(lambda: app.loop.is_warm or task.done())
+            yield lines
+        finally:
+            app.stop()
+            await asyncio.wait_for(task, 20)
+
+
+async def until(condition, timeout_s: float = 20.0):
+    async with asyncio.timeout(timeout_s):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+def named(lines, event):
+    return [each for each in lines if each["event"] == event]
+
+
+async def test_a_part_that_fails_is_run_again_and_ends_nobody_else(tmp_path, monkeypatch):
+    app = make(tmp_path)
+    original, calls = app._keep_state, []
+
+    async def failing():
+        calls.append(1)
+        if len(calls) == 1:
+            raise ZeroDivisionError
+        await original()
+
+    monkeypatch.setattr(app, "_keep_state", failing)
+    async with running(app) as lines:
+        await until(lambda: len(calls) == 2)
+        (failed,) = named(lines, "part_failed")
+        assert (failed["part"], failed["again_in_s"]) == ("state", 1.0)
+
+
+async def test_a_file_from_which_no_resources_can_be_made_is_kept_out(tmp_path, monkeypatch):
+    app = make(tmp_path)
+    async with running(app) as lines:
+        topology = app.loop.fleet.topology
+
+        def refuse(*_):
+            raise ValueError("Envoy would not take it")
+
+        monkeypatch.setattr(app.loop, "_make_builder", refuse)
+        app._reload.set()
+        await until(lambda: named(lines, "config_refused"))
+        assert named(lines, "config_refused")[-1]["problems"] == [
+            "no resources can be made of it: Envoy would not take it"
+        ]
+        assert app.loop.fleet.topology is topology
+        assert app.tally.count("fleet_config_reloads_total", "refused") == 1
+
+
+async def test_a_full_disk_is_told_once_and_its_end_too(tmp_path, monkeypatch):
+    app = make(tmp_path)
+    async with running(app) as lines:
+        await app._write_state()
+        with monkeypatch.context() as patch:
+            patch.setattr(app._state, "write", _full)
+            await app._write_state()
+            await app._write_state()
+        await app._write_state()
+        assert len(named(lines, "state_write_failed")) == 1
+        assert len(named(lines, "state_write_recovered")) == 1
+        assert app.tally.count("fleet_state_writes_total", "failed") == 2
+
+
+def _full(_):
+    raise OSError(28, "No space left on device")
+
+
+async def test_nothing_is_written_before_anything_was_served(tmp_path):
+    app = make(tmp_path)
+    await app._write_state()
+    assert not (tmp_path / "state").exists()
+
+
+async def test_a_registered_instance_whose_owner_never_returns_is_removed(tmp_path, monkeypatch):
+    (tmp_path / "config.yaml").write_text(
+        "models: [{name: chat, tiers: [{name: primary, instances: {discover: agents}}, "
+        "{name: static, answer: {json: {}}}]}]"
+    )
+    row = {"model": "chat", "tier": "primary", "name": "n", "host": "10.0.0.9", "port": 80}
+    state = {"format": 1, "registered": [row | {"capacity": None}], "brain": {}}
+    (tmp_path / "state").mkdir()
+    (tmp_path / "state" / "plan.json").write_text(json.dumps(state))
+    monkeypatch.setattr(module, "EXPIRY_S", 0.05)
+    app = make(tmp_path)
+    app.registry.forget_after_s = 0.2
+    async with running(app):
+        assert [each.id for _, _, each in app.loop.fleet.topology.instances()] in (["n"], [])
+        await until(lambda: not list(app.loop.fleet.topology.instances()))
+
+
+async def test_ports_that_are_taken_are_told_in_one_sentence(tmp_path):
+    first = make(tmp_path)
+    async with running(first) as lines:
+        (started,) = named(lines, "server_started")
+        for what in ("xds", "admin"):
+            second = make(tmp_path, **{f"{what}_listen": f"127.0.0.1:{started[f'{what}_port']}"})
+            with pytest.raises(StartError, match=f"--{what}-listen"):
+                await second.run()
