@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from envoy.service.discovery.v3 import discovery_pb2
 
 from tests.xds.resources import cluster, endpoints, listener, route, snapshot
 from tests.xds.transcript import BOTH, Dialog
@@ -250,3 +251,17 @@ def test_a_push_to_many_streams_is_answered_and_serialized_once() -> None:
         client.subscribe(ENDPOINT, "a")
     bodies = {id(client.inbox[0].body) for client in clients}
     assert len(bodies) == 1
+
+
+@both
+def test_r41_no_resource_has_a_ttl_and_an_idle_stream_is_silent(protocol: Protocol) -> None:
+    client = Dialog(protocol, AB)
+    client.subscribe(CLUSTER)
+    raw = client.inbox[0].body
+    client.accept(CLUSTER, "a", "b")
+    if protocol is Protocol.DELTA:
+        message = discovery_pb2.DeltaDiscoveryResponse.FromString(raw)
+        assert not any(each.HasField("ttl") for each in message.resources)
+    client.wait(24 * 3600)
+    client.expect_nothing()
+    assert client.session.deadline is None
