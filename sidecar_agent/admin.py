@@ -70,19 +70,26 @@ def _described(agent: Agent, name: str) -> web.Response:
     return web.json_response(describe(agent, found, agent.clock()))
 
 
+class AddressError(Exception):
+    """The admin address cannot be bound; the text says why."""
+
+
 @asynccontextmanager
 async def serving(agent: Agent, address: str) -> AsyncIterator[str]:
     """Serve the pages at host:port and yield the address that was bound (port 0 = any).
 
     Raises:
-        OSError: the address cannot be bound.
+        AddressError: the address cannot be bound.
     """
     host, _, port = address.rpartition(":")
     runner = web.AppRunner(application(agent), access_log=None, shutdown_timeout=0.2)
     await runner.setup()
     try:
         site = web.TCPSite(runner, host.strip("[]"), int(port))
-        await site.start()
+        try:
+            await site.start()
+        except OSError as error:
+            raise AddressError(str(error)) from error
         bound = runner.addresses[0]
         yield f"{host}:{bound[1]}"
     finally:

@@ -20,15 +20,15 @@ import sidecar_agent
 from sidecar_agent import encode
 from sidecar_agent.engine import probe
 from sidecar_agent.engine.adapters import Options
-from sidecar_agent.engine.facts import EngineFacts
+from sidecar_agent.engine.facts import EngineFacts, EngineState
 from sidecar_agent.engine.lifecycle import Engine, Limits, observe
 from sidecar_agent.engine.outcome import Outcome, OutcomeKind
 from sidecar_agent.engine.probe import Probe, Target
-from sidecar_agent.gpu.facts import DriverState
+from sidecar_agent.gpu.facts import DriverState, GpuSnapshot
 from sidecar_agent.gpu.reduce import GpuGroup, reduce_instances
 from sidecar_agent.gpu.worker import GpuWorker
 from sidecar_agent.identity import Identity, Owned, config_hash
-from sidecar_agent.join import Sample, join
+from sidecar_agent.join import join
 from sidecar_agent.settings import InstanceSettings, Settings
 from sidecar_agent.uplink import Server, Uplink
 
@@ -42,9 +42,8 @@ class Instance:
     engine: Engine = field(default_factory=Engine)
     outcome: Outcome | None = None
     said_at: float | None = None
-    """When an outcome last let us say something."""
+    """When an outcome last let us say something about the engine."""
     gpu: GpuGroup | None = None
-    sample: Sample | None = None
     sequence: int = 0
     draining: bool = False
     drain_sequence: int = 0
@@ -74,6 +73,8 @@ class Agent:
             agent=settings.node, epoch=epoch, instances=tuple(map(_owned, settings.instances))
         )
         self._gpus = {one.name: one.gpus for one in settings.instances}
+        self._snapshot: GpuSnapshot | None = None
+        self._groups: Mapping[str, GpuGroup] = {}
         self._rng = rng
         self._hash = config_hash(str(settings.shown()))
         plane = settings.control_plane
@@ -162,7 +163,8 @@ class Agent:
         )
         if outcome.facts is not None:
             instance.rejected += outcome.facts.rejected
-        if instance.engine.facts is not None:
+        facts = instance.engine.facts
+        if facts is not None and facts.state is not EngineState.UNKNOWN:
             instance.said_at = outcome.at
         self._note(instance)
         return outcome
@@ -189,8 +191,11 @@ class Agent:
     def _regroup(self, instance: Instance) -> None:
         if self.gpu is not None and instance.settings.gpus:
             # A driver that hangs gives a snapshot without numbers, so old ones never travel on.
-            groups = reduce_instances(self.gpu.latest(), self._gpus)
-            instance.gpu = groups[instance.settings.name]
+            snapshot = self.gpu.latest()
+            if snapshot is not self._snapshot:
+                self._snapshot = snapshot
+                self._groups = reduce_instances(snapshot, self._gpus)
+            instance.gpu = self._groups[instance.settings.name]
 
     def _publish(self, instance: Instance) -> None:
         """Offer what can be said now; a failed read publishes nothing."""
@@ -206,7 +211,6 @@ class Agent:
         )
         if sample is not None:
             instance.sequence += 1
-            instance.sample = sample
             self.uplink.offer(sample)
 
     def _note(self, instance: Instance) -> None:
@@ -268,8 +272,7 @@ def unready(agent: Agent, now: float) -> list[str]:
     stale_s = 3 * max(settings.scrape.interval_s, settings.scrape.deadline_s)
     for name, instance in agent.instances.items():
         if instance.said_at is None or now - instance.said_at > stale_s:
-            detail = instance.outcome.detail if instance.outcome else "not read yet"
-            reasons.append(f"{name}: no fresh facts ({detail})")
+            reasons.append(f"{name}: no fresh facts ({_detail(instance)})")
         if name in status.refusals:
             refusal = status.refusals[name]
             reasons.append(f"{name}: refused: {refusal.code}: {refusal.reason}")
@@ -290,7 +293,7 @@ def describe(agent: Agent, instance: Instance, now: float) -> Mapping[str, Any]:
     return {
         "instance": instance.settings.name,
         "state": facts.state.value if facts else "unread",
-        "detail": (facts.detail if facts else outcome.detail if outcome else "not read yet"),
+        "detail": _detail(instance),
         "age_s": round(now - outcome.at, 3) if fresh and outcome else None,
         "waiting": facts.waiting if facts else None,
         "running": facts.running if facts else None,
@@ -307,3 +310,9 @@ def describe(agent: Agent, instance: Instance, now: float) -> Mapping[str, Any]:
             agent.uplink.status.refusals.get(instance.settings.name), "reason", None
         ),
     }
+
+
+def _detail(instance: Instance) -> str:
+    if instance.engine.facts is not None:
+        return instance.engine.facts.detail
+    return "not read yet" if instance.outcome is None else instance.outcome.detail

@@ -12,7 +12,7 @@ from typing import Any
 import structlog
 
 import sidecar_agent
-from sidecar_agent.admin import serving
+from sidecar_agent.admin import AddressError, serving
 from sidecar_agent.agent import Agent
 from sidecar_agent.gpu.backend import GpuBackend, make_worker
 from sidecar_agent.gpu.worker import GpuWorker
@@ -62,7 +62,7 @@ async def run(settings: Settings, gpu: GpuWorker | None) -> int:
                 instances=[one.name for one in settings.instances],
             )
             return await _until(stop, agent, gpu, end)
-    except OSError as error:
+    except AddressError as error:
         log.error("admin_address_not_bound", address=settings.admin, detail=str(error))  # noqa: TRY400
         return EXIT_ADDRESS
     finally:

@@ -147,6 +147,18 @@ async def test_an_engine_that_is_down_is_something_to_say():
         assert (await one.call("GET", "/readyz"))[0] == 200
 
 
+async def test_trap_16_a_page_without_the_engine_is_sent_as_unknown_and_is_not_ready():
+    async with running("python_info 1\n") as one:
+        await until(lambda: one.server.samples)
+        sample = one.server.samples[-1]
+        assert sample.engine.state == pb.ENGINE_STATE_UNSPECIFIED
+        assert "no known engine's numbers" in sample.engine.detail
+        assert not sample.engine.HasField("waiting")
+        status, text = await one.call("GET", "/readyz")
+        assert status == 503
+        assert "a: no fresh facts (the page has no known engine's numbers" in text
+
+
 async def test_instances_are_described():
     async with running() as one:
         await until(lambda: one.server.samples and one.agent.uplink.status.taken)
