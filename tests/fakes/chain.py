@@ -173,7 +173,7 @@ async def chain_lab(
     split: Sequence[int] | None = None,
 ) -> AsyncIterator[ChainLab]:
     """Run a chain; by default one 70B, one 8B and the static tier, header time-out 0.5 s."""
-    failures = failures or FailurePolicy(header_timeout_s=0.5)
+    failures = failures or FailurePolicy(header_timeout_s=0.5, answer_timeout_s=None)
     tiers = tiers or [[ScriptedEngine("llama-3-70b")], [ScriptedEngine("llama-3-8b")]]
     async with AsyncExitStack() as stack:
         for engines in tiers:

@@ -268,7 +268,7 @@ async def arrived(engine):
 
 async def test_a_stream_that_falls_silent_is_given_up_after_the_stall_time(tmp_path):
     engine = ScriptedEngine(BIG, chunks=2, pause_s=20.0)
-    failures = FailurePolicy(header_timeout_s=0.3, token_stall_s=0.5)
+    failures = FailurePolicy(header_timeout_s=0.3, token_stall_s=0.5, answer_timeout_s=None)
     tiers = [[engine], [ScriptedEngine(SMALL)]]
     async with chain_lab(tmp_path, tiers=tiers, failures=failures) as lab:
         started = time.monotonic()
@@ -326,7 +326,7 @@ async def test_the_body_decides_on_streaming_and_then_the_accept_header(tmp_path
 @pytest.mark.parametrize("net", [True, False], ids=["with net", "without net"])
 async def test_a_static_answer_keeps_its_status_its_body_and_its_retry_after(tmp_path, status, net):
     answer = StaticAnswer(status=status, body={"error": {"message": "busy"}}, retry_after_s=7)
-    failures = FailurePolicy(header_timeout_s=0.3, static_on_5xx=net)
+    failures = FailurePolicy(header_timeout_s=0.3, static_on_5xx=net, answer_timeout_s=None)
     async with chain_lab(tmp_path, answer=answer, failures=failures) as lab:
         lab.big.mode = lab.small.mode = "500"
         for split, reason in ((None, "failover"), ([0, 0, 1000], "nominal"), (None, "failover")):
@@ -358,7 +358,7 @@ async def test_an_answer_longer_than_envoys_default_limit_is_served_whole(tmp_pa
 @pytest.mark.parametrize("net", [True, False], ids=["with net", "without net"])
 async def test_the_last_net_answers_where_the_retries_end_before_the_chain(tmp_path, net):
     tiers = [[ScriptedEngine(name, mode="500")] for name in ("a", "b", "c")]
-    failures = FailurePolicy(header_timeout_s=0.3, static_on_5xx=net)
+    failures = FailurePolicy(header_timeout_s=0.3, static_on_5xx=net, answer_timeout_s=None)
     async with chain_lab(tmp_path, tiers=tiers, failures=failures) as lab:
         answer = await lab.ask()
         if net:

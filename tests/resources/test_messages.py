@@ -33,7 +33,9 @@ UPB = {
     served.LISTENER: Listener,
     served.ROUTE: RouteConfiguration,
 }
-FAILURES = FailurePolicy(header_timeout_s=2.5, token_stall_s=17, consecutive=5)
+FAILURES = FailurePolicy(
+    header_timeout_s=2.5, token_stall_s=17, consecutive=5, answer_timeout_s=None
+)
 TOPOLOGY = a_topology(
     a_model("chat", domains=["a.example", "b.example"]),
     a_model("100%", domains=["a.example"], prefix="/"),

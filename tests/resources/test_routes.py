@@ -17,7 +17,7 @@ from xds_server.resources.routes import group_by_domains
 
 def table(*models, split=None, rules=(), failures=None, capability=Capability.COMPOSITE):
     topology = a_topology(*models)
-    policy = Policy(failures=failures or FailurePolicy())
+    policy = Policy(failures=failures or FailurePolicy(answer_timeout_s=None))
     snapshot = SnapshotBuilder(topology, policy, capability).build(
         a_plan(topology, split, rules=rules)
     )

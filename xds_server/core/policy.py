@@ -63,9 +63,10 @@ class FailurePolicy:
     """Failures in a row until Envoy ejects an endpoint."""
     header_timeout_s: float = 3.0
     """Time to response headers per attempt."""
-    answer_timeout_s: float | None = None
-    """The same for requests without `stream: true`, whose headers come only with the last token. None = the
-    header timeout holds for them too. With a number proxies parse every body to tell, up to 8 MiB."""
+    answer_timeout_s: float | None = 120.0
+    """The same for requests without `stream: true`, whose headers come only with the last token: under the
+    header timeout every long plain answer would look like a failure and eject a healthy engine. Proxies
+    parse every body (up to 8 MiB) to tell; None = they do not, and the header timeout holds for all."""
     token_stall_s: float = 30.0
     """Silence inside a stream after which the attempt is given up."""
     static_on_5xx: bool = True
