@@ -167,7 +167,7 @@ class Uplink:
             self._failed(str(ended))
         except grpc.aio.AioRpcError as error:
             self._failed(f"{error.code().name}: {error.details()}")
-        except OSError as error:
+        except (OSError, UnicodeError) as error:
             self._failed(f"cannot open the channel: {error}")
         finally:
             status.connected = False

@@ -253,7 +253,7 @@ async def test_a_gpu_fault_goes_out_at_once_although_the_engine_hangs():
         put_at = time.monotonic()
         reader.snapshots = [gpus(health=GpuHealth.LOST)]
         await until(lambda: one.server.samples[-1].gpu.health == pb.GPU_HEALTH_LOST)
-        assert one.server.streams[0].arrived[-1] - put_at < 0.5
+        assert one.server.streams[0].arrived[-1] - put_at < 1.0
         assert one.server.samples[-1].engine.state == pb.ENGINE_STATE_UNSPECIFIED
 
 

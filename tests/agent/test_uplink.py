@@ -84,7 +84,7 @@ async def test_hello_comes_first_and_samples_follow_with_their_age():
             ["a", "b"],
         )
         assert stream.samples[0].engine.waiting == 3.0
-        assert stream.samples[0].sample_age_ms < 100
+        assert stream.samples[0].sample_age_ms < 500
 
 
 async def test_a_move_goes_out_at_once_and_calm_samples_once_per_interval():
@@ -98,7 +98,7 @@ async def test_a_move_goes_out_at_once_and_calm_samples_once_per_interval():
         uplink.offer(sample(waiting=9.0))
         moved_at = time.monotonic()
         await until(lambda: server.samples[-1].engine.waiting == 9.0)
-        assert server.streams[0].arrived[-1] - moved_at < 0.1
+        assert server.streams[0].arrived[-1] - moved_at < 0.25, "sooner than the interval"
 
 
 async def test_the_servers_interval_is_obeyed_and_its_silence_on_it_is_ours():
@@ -320,6 +320,8 @@ async def test_a_token_file_that_is_missing_is_told(tmp_path):
         uplink._token = (tmp_path / "token").read_text
         async with running(uplink):
             await until(lambda: "token" in uplink.status.detail)
+            (tmp_path / "token").write_bytes(b"\xff")
+            await until(lambda: "can't decode" in uplink.status.detail)
 
 
 def test_channel_options_notice_a_dead_peer_in_time():
