@@ -269,3 +269,21 @@ def test_a_loop_that_slept_too_long_catches_up_with_whatever_arrives():
     assert {i.freshness for i in plan.models[0].tiers[0].instances} == {Freshness.BLIND}
     assert plan.next_deadline > 200.0
     assert state.instance(InstanceId("a")).sample.observed_at == 5.0
+
+
+def test_retargeting_neither_slows_nor_hastens_a_correction():
+    brain = Brain(small_fleet())
+    for at in range(1, 10):
+        brain.feed(
+            sample("a", float(at), kv_ratio=0.8),
+            *[sample(n, float(at), kv_ratio=0.2) for n in "bcf"],
+            at=float(at),
+        )
+    brain.retarget(small_fleet())
+    brain.feed(*[sample(n, 10.0, kv_ratio=0.2) for n in ALL], at=10.0)
+    assert brain.weights()["a"] == 1000, "its telemetry was never lost"
+    brain.run(("b", "c", "f"), until=14.0, kv_ratio=0.8)
+    brain.feed(*[sample(n, 15.0, kv_ratio=0.8 if n == "a" else 0.2) for n in ALL], at=15.0)
+    brain.retarget(small_fleet())
+    brain.feed(*[sample(n, 16.0, kv_ratio=0.8 if n == "a" else 0.2) for n in ALL], at=16.0)
+    assert brain.weights()["a"] == 1350, "it was lost and eases from 1.4 toward 0.6"

@@ -4,7 +4,7 @@ from dataclasses import replace
 from math import inf
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.fakes.brain import gpu, sample
@@ -425,6 +425,7 @@ def test_a_ceiling_survives_a_policy_with_fewer_stages():
 STATES = st.sampled_from([UP, DOWN, LOADING, EngineState.HUNG, EngineState.SLEEPING])
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(STATES, st.integers(0, 1)), min_size=1, max_size=150))
 def test_no_sequence_of_samples_makes_an_instance_flap(steps):
     """Whatever engines do, the ceiling rises from zero at most three times per quarantine or proof."""
@@ -439,6 +440,7 @@ def test_no_sequence_of_samples_makes_an_instance_flap(steps):
     assert all(rises[n + limit] - rises[n] >= POLICY.hold_s for n in range(len(rises) - limit))
 
 
+@settings(deadline=None, max_examples=40)
 @given(st.lists(st.tuples(STATES, st.integers(0, 1), st.booleans()), max_size=60))
 def test_recovery_is_always_reachable(steps):
     one, restarts = Instance(RecoveryPolicy()), 0

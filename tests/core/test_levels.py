@@ -4,7 +4,7 @@ import itertools
 from math import inf
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from xds_server.core.levels import LevelTrack, deadline, step
@@ -79,6 +79,7 @@ def test_nothing_new_keeps_the_object():
     assert after(critical, 1.0, 0.0) is critical
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.floats(0.0, 2.0), st.booleans()), max_size=200))
 def test_no_sequence_of_pressures_makes_it_flap(readings):
     """Every way down costs one hold, so a window of one hold sees at most one."""

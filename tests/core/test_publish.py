@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from xds_server.core.publish import route
@@ -22,6 +22,7 @@ def test_shares_go_where_they_can_be_served(shares, able, expected):
     assert route(shares, [bool(a) for a in able]) == pytest.approx(expected)
 
 
+@settings(deadline=None)
 @given(
     st.lists(st.tuples(st.floats(0.0, 1.0), st.booleans()), min_size=1, max_size=6).filter(
         lambda tiers: sum(share for share, _ in tiers) > 0.01

@@ -410,3 +410,53 @@ def test_a_short_ramp_policy_is_obeyed():
         brain.feed(*[sample(n, float(at)) for n in ALL], at=float(at))
         seen.append(brain.instance("a").ceiling)
     assert seen == [0.5, 0.5, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0]
+
+
+def test_a_burst_far_beyond_all_capacity_passes_and_everything_returns():
+    """With nearly all requests answered statically the little that engines see must suffice."""
+    brain = Brain(small_fleet())
+    finished = dict.fromkeys(ALL, 0.0)
+
+    def offer(rate: float, seconds: int) -> None:
+        for _ in range(seconds):
+            at = brain.now + 1.0
+            primary, fallback, _ = (t.share for t in brain.model().tiers)
+            news = []
+            for name in ALL:
+                arriving = rate * (fallback if name == "f" else primary / 3)
+                served = min(arriving, 2.5 if name == "f" else 5.0)
+                finished[name] += served
+                queue = 0.0 if served == arriving else 50.0
+                facts = {"running": served * 8, "waiting": queue, "kv_ratio": served / 5.0}
+                news.append(sample(name, at, finished_total=finished[name], **facts))
+            brain.feed(*news, at=at)
+
+    offer(10.0, 60)
+    assert brain.tier().weight == 1000
+    offer(400.0, 120)
+    assert brain.tier("static").weight > 800
+    offer(5.0, 120)
+    assert [t.weight for t in brain.model().tiers] == [1000, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("ratio", "free", "said"),
+    [
+        (0.999, GIB // 8, {"vram_ratio": 0.999, "vram_free_bytes": float(GIB // 8)}),
+        (None, GIB // 8, {"vram_free_bytes": float(GIB // 8)}),
+    ],
+    ids=["both", "no ratio"],
+)
+def test_a_trip_says_what_was_measured(ratio, free, said):
+    brain = warm()
+    brain.feed(sample("a", 11.0, gpu=gpu(ratio=ratio, free=free)), at=11.0)
+    (_, event) = brain.named("vram_tripped")[0]
+    assert event.reason.inputs == said
+
+
+def test_a_trip_by_ratio_alone_says_so():
+    brain = warm()
+    for at in range(11, 80):
+        memory = gpu(ratio=0.99, free=None)
+        brain.feed(sample("a", float(at), gpu=memory, reserved_ratio=0.9), at=float(at))
+    assert brain.named("vram_tripped")[0][1].reason.inputs == {"vram_ratio": 0.99}

@@ -3,7 +3,7 @@ from __future__ import annotations
 import itertools
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from xds_server.core.plan import TIER_WEIGHT_TOTAL
@@ -46,6 +46,7 @@ def test_what_cannot_be_allocated_is_refused(shares, total, said):
         allocate(shares, total)
 
 
+@settings(deadline=None)
 @given(SHARES)
 def test_parts_add_up_and_zero_means_zero(shares):
     parts = allocate(shares, TIER_WEIGHT_TOTAL)
@@ -53,6 +54,7 @@ def test_parts_add_up_and_zero_means_zero(shares):
     assert [part > 0 for part in parts] == [share > 0.0 for share in shares]
 
 
+@settings(deadline=None)
 @given(SHARES)
 def test_larger_shares_get_no_less(shares):
     parts = allocate(shares, TIER_WEIGHT_TOTAL)
@@ -61,6 +63,7 @@ def test_larger_shares_get_no_less(shares):
         assert more >= part - (1 if share == larger else 0)
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(0, 10**6), min_size=1, max_size=12, unique=True), st.randoms())
 def test_order_does_not_matter_for_distinct_shares(shares, rnd):
     shares = [float(share) for share in shares]
@@ -71,6 +74,7 @@ def test_order_does_not_matter_for_distinct_shares(shares, rnd):
     assert all(abs(by_share[share] - again[share]) <= 1 for share in shares)
 
 
+@settings(deadline=None)
 @given(st.lists(st.floats(0.01, 1.0), min_size=2, max_size=12), st.data())
 def test_a_tiny_move_of_one_share_moves_at_most_one_unit_per_tier(shares, data):
     index = data.draw(st.integers(0, len(shares) - 1))
@@ -80,6 +84,7 @@ def test_a_tiny_move_of_one_share_moves_at_most_one_unit_per_tier(shares, data):
     assert sum(abs(a - b) for a, b in zip(before, after, strict=True)) <= 2
 
 
+@settings(deadline=None)
 @given(st.lists(st.floats(0.0, 1.0), min_size=1, max_size=20))
 def test_parts_are_within_one_of_the_exact_share_unless_floored(shares):
     parts = allocate(shares, 10_000)

@@ -28,6 +28,7 @@ class Seed(NamedTuple):
     """What goes on of a model besides its instances."""
 
     corrections: Mapping[InstanceId, float]
+    easing: frozenset[InstanceId]
     levels: Mapping[TierName, LevelTrack]
     frozen_since: Mapping[TierName, float]
     known_tiers: frozenset[TierName]
@@ -35,7 +36,7 @@ class Seed(NamedTuple):
     plan: ModelPlan | None
 
 
-NOTHING = Seed({}, {}, {}, frozenset(), None, None)
+NOTHING = Seed({}, frozenset(), {}, {}, frozenset(), None, None)
 
 
 def initial_state(topology: Topology, policy: Policy, now: float) -> FleetState:
@@ -143,7 +144,8 @@ def build(
             frozen_since=seed.frozen_since.get(tier.name),
             is_known=tier.name in seed.known_tiers,
         )
-        steps.append(tiers.step(state, set(range(len(instances))), policy, now))
+        still_easing = {n for n, s in enumerate(instances) if s.instance.id in seed.easing}
+        steps.append(tiers.step(state, still_easing, policy, now))
     spilled = seed.spill or spill.initial(len(steps))
     spilled, shares, again_at = spill.step(
         spilled, [step.reading for step in steps], policy.spill, now
@@ -170,6 +172,11 @@ def _seed(before: ModelState | None, after: Model) -> Seed:
             for tier in before.tiers
             for s, correction in zip(tier.instances, tier.corrections, strict=True)
         },
+        easing=frozenset(
+            tier.instances[position].instance.id
+            for tier in before.tiers
+            for position in tier.easing
+        ),
         levels={tier.tier.name: tier.level for tier in before.tiers},
         frozen_since={
             tier.tier.name: tier.frozen_since

@@ -186,6 +186,8 @@ def _restore_model(model: Model, kept: _Node | None, policy: Policy, now: float)
     whole = kept is not None and len(plans) == len(model.tiers) == len(tiers)
     seed = Seed(
         corrections=corrections,
+        # All of it is blind now; what returns eases by itself.
+        easing=frozenset(),
         levels=levels,
         frozen_since=frozen_since,
         known_tiers=frozenset(known_tiers),
