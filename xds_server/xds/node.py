@@ -5,12 +5,15 @@ Envoy lists every extension compiled into it, about 400 of them, in its node; on
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from xds_server.resources.capability import Capability
 
 MAX_NODE_ID_BYTES = 1024
 """Istio's ids (type~ip~pod.namespace~domain) stay under 600: two DNS names of 253 characters each."""
+
+COMPOSITE_SINCE = (1, 40)
 
 
 class BadNodeError(ValueError):
@@ -50,10 +53,20 @@ def describe(*, node_id: str, cluster: str, agent: str, version: str, composite:
         raise BadNodeError(f"node.id has {size} bytes: expected at most {MAX_NODE_ID_BYTES}")
     if not node_id.isprintable():
         raise BadNodeError(f"node.id {node_id!a} has control characters: expected text")
-    return Proxy(node_id, cluster, agent, version, _capability(agent, composite=composite))
+    capability = _capability(agent, composite=composite and _skips_empty_members(version))
+    return Proxy(node_id, cluster, agent, version, capability)
 
 
 def _capability(agent: str, *, composite: bool) -> Capability:
     if agent.lower().startswith("grpc"):
         return Capability.GRPC
     return Capability.COMPOSITE if composite else Capability.AGGREGATE
+
+
+def _skips_empty_members(version: str) -> bool:
+    """Whether the composite cluster passes over members without a usable host: since Envoy 1.40.
+
+    A version that is not told does not speak against the extension that is.
+    """
+    numbers = re.match(r"(\d+)\.(\d+)", version)
+    return numbers is None or (int(numbers[1]), int(numbers[2])) >= COMPOSITE_SINCE

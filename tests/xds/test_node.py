@@ -1,0 +1,47 @@
+from __future__ import annotations
+
+import pytest
+
+from xds_server.resources.capability import Capability
+from xds_server.xds.node import BadNodeError, describe
+
+
+def capability_of(*, agent: str = "envoy", version: str = "1.40.0", composite: bool = True):
+    return describe(
+        node_id="p", cluster="c", agent=agent, version=version, composite=composite
+    ).capability
+
+
+@pytest.mark.parametrize(
+    ("node", "expected"),
+    [
+        pytest.param({}, Capability.COMPOSITE, id="envoy 1.40 with the extension"),
+        pytest.param({"version": "2.0.1"}, Capability.COMPOSITE, id="a later envoy"),
+        pytest.param({"version": ""}, Capability.COMPOSITE, id="version not told"),
+        pytest.param({"version": "abc/1.40"}, Capability.COMPOSITE, id="version unreadable"),
+        pytest.param(
+            {"version": "1.39.2"}, Capability.AGGREGATE, id="composite that does not skip members"
+        ),
+        pytest.param({"composite": False}, Capability.AGGREGATE, id="envoy without the extension"),
+        pytest.param({"agent": ""}, Capability.COMPOSITE, id="nameless with the extension"),
+        pytest.param(
+            {"agent": "gRPC C-core", "composite": False}, Capability.GRPC, id="proxyless grpc"
+        ),
+        pytest.param({"agent": "grpc-go", "composite": False}, Capability.GRPC, id="grpc-go"),
+    ],
+)
+def test_a_proxy_gets_what_it_can_use(node, expected):
+    assert capability_of(**node) is expected
+
+
+@pytest.mark.parametrize(
+    ("node_id", "message"),
+    [
+        pytest.param("", "missing", id="no id"),
+        pytest.param("x" * 1025, "1025 bytes", id="too long"),
+        pytest.param("a\nb", "control characters", id="not printable"),
+    ],
+)
+def test_a_node_without_a_usable_id_is_refused_with_what_was_expected(node_id, message):
+    with pytest.raises(BadNodeError, match=message):
+        describe(node_id=node_id, cluster="", agent="envoy", version="1.40.0", composite=True)
