@@ -14,10 +14,8 @@ from typing import Any
 from xds_server import __version__, logs
 from xds_server.admin import AdminServer, Inside, UnknownInstanceError
 from xds_server.config.addresses import format_address
-from xds_server.config.load import Config, load_text
-from xds_server.config.problems import ConfigError
-from xds_server.config.settings import Settings, require_token
-from xds_server.config.watch import changes
+from xds_server.config.load import Config
+from xds_server.config.settings import Settings
 from xds_server.control_loop import ControlLoop
 from xds_server.core.inputs import Drain
 from xds_server.core.model import InstanceId, Topology
@@ -30,8 +28,10 @@ from xds_server.registered import with_registered
 from xds_server.resources.builder import SnapshotBuilder
 from xds_server.resources.capability import Capability
 from xds_server.resources.snapshot import Snapshot
-from xds_server.state_file import StateError, StateFile, dump_registered, load_registered
+from xds_server.state_file import StateFile
+from xds_server.state_keeper import StateKeeper
 from xds_server.status import describe_fleet, gauges
+from xds_server.topology_switch import TopologySwitch
 from xds_server.xds.cache import SnapshotCache
 from xds_server.xds.csds import CSDS_SERVICE, csds_handler
 from xds_server.xds.health import Health, add_health_and_reflection
@@ -39,10 +39,6 @@ from xds_server.xds.server import SERVICES, XdsServer
 from xds_server.xds.transport import make_server, tune_gc
 from xds_server.xds_observer import XdsObserver
 
-STATE_DELAY_S = 1.0
-"""A publication is on disk this much later; more publications meanwhile are one write."""
-STATE_REFRESH_S = 30.0
-"""What was learned without publishing anything is written this often."""
 EXPIRY_S = 10.0
 """How often registered instances without an owner are looked for."""
 GRACE_STEP_S = 0.1
@@ -64,25 +60,18 @@ class App:
         self.settings = settings
         self.tally = Tally()
         self._path = path
-        self._config = config
-        self._is_config_valid = True
         self._clock = clock
         self._log = logs.get("server")
         self._stop = asyncio.Event()
-        self._reload = asyncio.Event()
-        self._registered = asyncio.Event()
-        self._dirty = asyncio.Event()
         self._wanted: asyncio.Queue[Capability] = asyncio.Queue()
-        self._switching = asyncio.Lock()
-        self._state = StateFile(settings.state_dir)
-        self._is_state_failing = False
         self.registry = Registry(config.topology)
         self.cache = SnapshotCache()
         self.xds = XdsServer(self.cache, observer=XdsObserver(self.tally, self._wanted.put_nowait))
-        self._restored = self._read_state()
+        self.state = StateKeeper(StateFile(settings.state_dir), self.registry, self.tally, clock)
+        self.state.read()
         topology = with_registered(config.topology, self.registry.registered())
         fleet = Fleet(topology, config.policy, clock())
-        self._is_restored = self._restore(fleet)
+        self._is_restored = self.state.restore(fleet)
         self.loop = ControlLoop(
             fleet=fleet,
             make_builder=_make_builder,
@@ -95,13 +84,25 @@ class App:
         self.telemetry = TelemetryServer(
             registry=self.registry,
             offer=self.loop.offer,
-            registered=self._registered.set,
+            registered=self._registered,
             policy=config.policy.telemetry,
             clock=clock,
             tally=self.tally,
             token=settings.agents_token,
         )
         self.loop.on_published = self.telemetry.drained
+        self.state.source = self.loop
+        self.topology = TopologySwitch(
+            path=path,
+            config=config,
+            settings=settings,
+            loop=self.loop,
+            registry=self.registry,
+            telemetry=self.telemetry,
+            clock=clock,
+            tally=self.tally,
+            switched=self.state.changed.set,
+        )
         self.admin = AdminServer(self._inside())
         self._health: Health | None = None
         self.xds_port: int | None = None
@@ -149,7 +150,7 @@ class App:
                 for task in tasks:
                     task.cancel()
                 self.admin.should_exit = True
-                await self._write_state()
+                await self.state.write()
                 await self._health.set(serving=False)
                 await server.stop(grace=STOP_GRACE_S)
                 await self._streams_over()
@@ -183,12 +184,12 @@ class App:
         return {
             "loop": self.loop.run,
             "warm-up": self._wait_for_telemetry,
-            "config-watch": self._watch_config,
-            "config-reload": self._reload_config,
-            "registrations": self._take_registrations,
+            "config-watch": self.topology.watch,
+            "config-reload": self.topology.follow_file,
+            "registrations": self.topology.follow_agents,
             "capabilities": self._add_capabilities,
             "expiry": self._expire,
-            "state": self._keep_state,
+            "state": self.state.keep,
         }
 
     async def _add_services(self, server: Any) -> Health:
@@ -233,7 +234,7 @@ class App:
         actions = {
             signal.SIGTERM: self._stop.set,
             signal.SIGINT: self._stop.set,
-            signal.SIGHUP: self._reload.set,
+            signal.SIGHUP: self.topology.reload.set,
         }
         for number, action in actions.items():
             loop.add_signal_handler(number, action)
@@ -254,7 +255,7 @@ class App:
             return
         end = self._clock() + self.settings.grace_s
         while self._clock() < end:
-            if not self.loop.silent and not self._config.discovers:
+            if not self.loop.silent and not self.topology.config.discovers:
                 self._warm_up("telemetry")
                 break
             await asyncio.sleep(min(GRACE_STEP_S, max(0.0, end - self._clock())))
@@ -267,71 +268,7 @@ class App:
         self._log.info(logs.SERVER_WARM, cause=cause, silent=sorted(self.loop.silent))
         self.loop.warm_up()
 
-    # Configuration.
-
-    async def _watch_config(self) -> None:
-        async for _ in changes(self._path, self._stop, known=self._config.text):
-            self._reload.set()
-
-    async def _reload_config(self) -> None:
-        while True:
-            await self._reload.wait()
-            self._reload.clear()
-            try:
-                await self._apply_config()
-            except ConfigError as error:
-                self._refuse_config([str(each) for each in error.problems])
-            except OSError as error:
-                self._refuse_config([f"{self._path}: {error.strerror}: a file that can be read"])
-            except Exception as error:  # noqa: BLE001 - the last good configuration stays
-                self._log.exception(logs.CONFIG_REFUSED)
-                self._refuse_config([f"no resources can be made of it: {error}"])
-
-    async def _apply_config(self) -> None:
-        text = self._path.read_text(encoding="utf-8", errors="strict")
-        config = load_text(text, source=str(self._path))
-        require_token(self.settings, discovers=config.discovers)
-        if config.server != self._config.server:
-            self._log.warning(
-                logs.SERVER_SETTINGS_CHANGED, note="they take effect at the next start"
-            )
-        async with self._switching:
-            topology = with_registered(config.topology, self.registry.registered())
-            await self.loop.reconfigure(topology, config.policy)
-            self._config = config
-            self.registry.retopology(config.topology, self._clock())
-            self.telemetry.policy = config.policy.telemetry
-        self._registered.set()
-        self._is_config_valid = True
-        self._dirty.set()
-        self.tally.add("fleet_config_reloads_total", "accepted")
-        self._log.info(logs.CONFIG_RELOADED, config=str(self._path))
-
-    def _refuse_config(self, problems: list[str]) -> None:
-        self._is_config_valid = False
-        self.tally.add("fleet_config_reloads_total", "refused")
-        self._log.error(
-            logs.CONFIG_REFUSED, config=str(self._path), problems=problems, note="last good is kept"
-        )
-
-    async def _take_registrations(self) -> None:
-        while True:
-            await self._registered.wait()
-            self._registered.clear()
-            async with self._switching:
-                registered = self.registry.registered()
-                topology = with_registered(self._config.topology, registered)
-                if topology == self.loop.fleet.topology:
-                    continue
-                try:
-                    await self.loop.reconfigure(topology, self._config.policy)
-                except Exception:  # noqa: BLE001 - the old topology stays
-                    self.tally.add("fleet_control_loop_errors_total", "register")
-                    self._log.exception(logs.PUBLISH_FAILED, stage="register")
-                    continue
-            names = [each.instance.id for each in registered]
-            self._log.info(logs.INSTANCES_REGISTERED, instances=names)
-            self._dirty.set()
+    # What changes while running.
 
     async def _add_capabilities(self) -> None:
         while True:
@@ -343,75 +280,14 @@ class App:
             before = self.registry.revision
             self.registry.expire(self._clock())
             if self.registry.revision != before:
-                self._registered.set()
+                self._registered()
+
+    def _registered(self) -> None:
+        self.topology.registered.set()
 
     def _publish(self, capability: Capability, snapshot: Snapshot) -> None:
         self.cache.publish(capability, snapshot)
-        self._dirty.set()
-
-    # State.
-
-    def _read_state(self) -> dict[str, Any] | None:
-        try:
-            state = self._state.read()
-            if state is not None:
-                registered = load_registered(state.get("registered", []))
-                self.registry.adopt(registered, self._clock())
-        except StateError as error:
-            self._log.warning(
-                logs.STATE_UNUSABLE, file=str(self._state.path), reason=str(error),
-                note="starting without it",
-            )  # fmt: skip
-            return None
-        return state
-
-    def _restore(self, fleet: Fleet) -> bool:
-        if self._restored is None:
-            return False
-        try:
-            fleet.restore(self._restored["brain"], self._clock())
-        except Exception as error:  # noqa: BLE001 - whatever is in that file, the server starts
-            self._log.warning(
-                logs.STATE_UNUSABLE, file=str(self._state.path), reason=repr(error),
-                note="starting without it",
-            )  # fmt: skip
-            return False
-        age_s = max(0.0, time.time() - float(self._restored.get("written_unix_s", 0.0)))
-        self._log.info(logs.STATE_RESTORED, file=str(self._state.path), age_s=round(age_s, 1))
-        return True
-
-    async def _keep_state(self) -> None:
-        while True:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(STATE_REFRESH_S):
-                    await self._dirty.wait()
-            await asyncio.sleep(STATE_DELAY_S)
-            await self._write_state()
-
-    async def _write_state(self) -> None:
-        self._dirty.clear()
-        if not self.loop.is_warm:
-            return  # Nothing was served yet: an older file is worth more.
-        try:
-            brain = self.loop.fleet.dump(self._clock())
-            data = {
-                "written_unix_s": round(time.time(), 3),
-                "registered": dump_registered(self.registry.registered()),
-                "brain": brain,
-            }
-            await asyncio.to_thread(self._state.write, data)
-        except Exception as error:  # noqa: BLE001 - a full disk must not stop the loop
-            self.tally.add("fleet_state_writes_total", "failed")
-            if not self._is_state_failing:
-                self._log.warning(
-                    logs.STATE_WRITE_FAILED, file=str(self._state.path), reason=str(error)
-                )
-            self._is_state_failing = True
-            return
-        self.tally.add("fleet_state_writes_total", "written")
-        if self._is_state_failing:
-            self._log.info(logs.STATE_WRITE_RECOVERED, file=str(self._state.path))
-        self._is_state_failing = False
+        self.state.changed.set()
 
     # What the admin server sees.
 
@@ -439,7 +315,7 @@ class App:
 
     def _gauges(self) -> Iterator[Reading]:
         yield "fleet_warm", (), float(self.loop.is_warm)
-        yield "fleet_config_valid", (), float(self._is_config_valid)
+        yield "fleet_config_valid", (), float(self.topology.is_valid)
         yield "fleet_agents_connected", (), float(self.telemetry.streams)
         yield "fleet_ownership_conflicts", (), float(len(self.registry.conflicts()))
         yield from gauges(self.loop.fleet.plan, self.xds.status())

@@ -66,7 +66,7 @@ def named(lines, event):
 
 async def test_a_part_that_fails_is_run_again_and_ends_nobody_else(tmp_path, monkeypatch):
     app = make(tmp_path)
-    original, calls = app._keep_state, []
+    original, calls = app.state.keep, []
 
     async def failing():
         calls.append(1)
@@ -74,7 +74,7 @@ async def test_a_part_that_fails_is_run_again_and_ends_nobody_else(tmp_path, mon
             raise ZeroDivisionError
         await original()
 
-    monkeypatch.setattr(app, "_keep_state", failing)
+    monkeypatch.setattr(app.state, "keep", failing)
     async with running(app) as lines:
         await until(lambda: len(calls) == 2)
         (failed,) = named(lines, "part_failed")
@@ -90,7 +90,7 @@ async def test_a_file_from_which_no_resources_can_be_made_is_kept_out(tmp_path, 
             raise ValueError("Envoy would not take it")
 
         monkeypatch.setattr(app.loop, "_make_builder", refuse)
-        app._reload.set()
+        app.topology.reload.set()
         await until(lambda: named(lines, "config_refused"))
         assert named(lines, "config_refused")[-1]["problems"] == [
             "no resources can be made of it: Envoy would not take it"
@@ -102,12 +102,12 @@ async def test_a_file_from_which_no_resources_can_be_made_is_kept_out(tmp_path, 
 async def test_a_full_disk_is_told_once_and_its_end_too(tmp_path, monkeypatch):
     app = make(tmp_path)
     async with running(app) as lines:
-        await app._write_state()
+        await app.state.write()
         with monkeypatch.context() as patch:
-            patch.setattr(app._state, "write", _full)
-            await app._write_state()
-            await app._write_state()
-        await app._write_state()
+            patch.setattr(app.state.file, "write", _full)
+            await app.state.write()
+            await app.state.write()
+        await app.state.write()
         assert len(named(lines, "state_write_failed")) == 1
         assert len(named(lines, "state_write_recovered")) == 1
         assert app.tally.count("fleet_state_writes_total", "failed") == 2
@@ -119,7 +119,7 @@ def _full(_):
 
 async def test_nothing_is_written_before_anything_was_served(tmp_path):
     app = make(tmp_path)
-    await app._write_state()
+    await app.state.write()
     assert not (tmp_path / "state").exists()
 
 

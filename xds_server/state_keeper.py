@@ -1,0 +1,112 @@
+"""Keeps the state file up to date, and starts from it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from typing import Any, Protocol
+
+from xds_server import logs
+from xds_server.clock import Clock
+from xds_server.fleet import Fleet
+from xds_server.ingest.registry import Registry
+from xds_server.metrics import Tally
+from xds_server.state_file import StateError, StateFile, dump_registered, load_registered
+
+DELAY_S = 1.0
+"""A publication is on disk this much later; more publications meanwhile are one write."""
+REFRESH_S = 30.0
+"""What was learned without publishing anything is written this often."""
+
+
+class Source(Protocol):
+    """Where the state to keep comes from (the control loop)."""
+
+    @property
+    def fleet(self) -> Fleet:
+        """The fleet as it is now."""
+        ...
+
+    @property
+    def is_warm(self) -> bool:
+        """Whether anything was served yet."""
+        ...
+
+
+class StateKeeper:
+    """Reads at the start, writes after changes; a disk that fails costs a warning."""
+
+    def __init__(self, file: StateFile, registry: Registry, tally: Tally, clock: Clock) -> None:
+        self.file = file
+        self.changed = asyncio.Event()
+        """Set it when something worth keeping changed."""
+        self.source: Source | None = None
+        self._registry = registry
+        self._tally = tally
+        self._clock = clock
+        self._read: dict[str, Any] | None = None
+        self._is_failing = False
+        self._log = logs.get("state")
+
+    def read(self) -> None:
+        """Read the file; the instances registered in it go to the registry."""
+        try:
+            state = self.file.read()
+            if state is not None:
+                registered = load_registered(state.get("registered", []))
+                self._registry.adopt(registered, self._clock())
+        except StateError as error:
+            self._say_unusable(str(error))
+        else:
+            self._read = state
+
+    def restore(self, fleet: Fleet) -> bool:
+        """Continue with what was read; return whether there was anything to continue with."""
+        if self._read is None:
+            return False
+        try:
+            fleet.restore(self._read["brain"], self._clock())
+        except Exception as error:  # noqa: BLE001 - whatever is in that file, the server starts
+            self._say_unusable(repr(error))
+            return False
+        age_s = max(0.0, time.time() - float(self._read.get("written_unix_s", 0.0)))
+        self._log.info(logs.STATE_RESTORED, file=str(self.file.path), age_s=round(age_s, 1))
+        return True
+
+    async def keep(self) -> None:
+        """Write after changes until cancelled."""
+        while True:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(REFRESH_S):
+                    await self.changed.wait()
+            await asyncio.sleep(DELAY_S)
+            await self.write()
+
+    async def write(self) -> None:
+        """Write now, in a thread; never raises."""
+        self.changed.clear()
+        if self.source is None or not self.source.is_warm:
+            return  # Nothing was served yet: an older file is worth more.
+        try:
+            data = {
+                "written_unix_s": round(time.time(), 3),
+                "registered": dump_registered(self._registry.registered()),
+                "brain": self.source.fleet.dump(self._clock()),
+            }
+            await asyncio.to_thread(self.file.write, data)
+        except Exception as error:  # noqa: BLE001 - a full disk must not stop the loop
+            self._tally.add("fleet_state_writes_total", "failed")
+            if not self._is_failing:
+                path = str(self.file.path)
+                self._log.warning(logs.STATE_WRITE_FAILED, file=path, reason=str(error))
+            self._is_failing = True
+            return
+        self._tally.add("fleet_state_writes_total", "written")
+        if self._is_failing:
+            self._log.info(logs.STATE_WRITE_RECOVERED, file=str(self.file.path))
+        self._is_failing = False
+
+    def _say_unusable(self, reason: str) -> None:
+        path = str(self.file.path)
+        self._log.warning(logs.STATE_UNUSABLE, file=path, reason=reason, note="starting without it")
