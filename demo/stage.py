@@ -66,7 +66,7 @@ async def build(
     Raises:
         DemoError: something did not start; the message says what and where its log is.
     """
-    stub, gpu_note = await nvml_stub(directory)
+    stub, gpu_note = nvml_stub(directory)
     # Made before the engines fill them: an empty driver is what an agent would see first.
     gpus = (
         {part.name: nvmlstub.StubState(directory / f"{part.name}.gpu") for part in PARTS}
@@ -259,11 +259,11 @@ async def _told(children: Children, child: Child, key: str) -> dict[str, Any]:
     return await children.until(line, what=f"the start of {child.name}", timeout_s=START_S)
 
 
-async def nvml_stub(directory: Path) -> tuple[Path | None, str]:
+def nvml_stub(directory: Path) -> tuple[Path | None, str]:
     """Build the fake NVML library; None, and why, where that cannot be done."""
     without = "so the agents run without GPUs and read the engines alone"
     try:
-        library = await asyncio.to_thread(nvmlstub.build, directory / "nvml")
+        library = nvmlstub.build(directory / "nvml")
     except nvmlstub.StubBuildError as error:
         return None, f"{str(error).splitlines()[0]}; {without}"
     if library is None:

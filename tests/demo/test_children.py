@@ -151,10 +151,10 @@ def test_a_missing_envoy_is_one_sentence_and_exit_code_1(monkeypatch, tmp_path, 
     )
 
 
-async def test_a_missing_compiler_means_no_gpus_and_one_sentence(monkeypatch, tmp_path):
+def test_a_missing_compiler_means_no_gpus_and_one_sentence(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
 
-    library, note = await stage.nvml_stub(tmp_path)
+    library, note = stage.nvml_stub(tmp_path)
 
     assert library is None
     assert "no C compiler" in note
