@@ -1,0 +1,203 @@
+"""The agent against the control plane's own ingest: both sides of the protocol mean the same."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import time
+
+import aiohttp
+import grpc
+import pytest
+
+from sidecar_agent import drain
+from sidecar_agent.admin import serving
+from sidecar_agent.agent import Agent
+from sidecar_agent.gpu.facts import (
+    DriverState,
+    Fact,
+    FactStatus,
+    GpuHealth,
+    GpuReading,
+    GpuSnapshot,
+)
+from sidecar_agent.gpu.facts import MemoryKind as AgentMemoryKind
+from sidecar_agent.settings import Settings
+from tests.fakes.engine_pages import PAGES, EnginePages, page
+from tests.fakes.gpu_reader import scripted
+from xds_server.core.model import (
+    Instance,
+    InstanceId,
+    Model,
+    ModelName,
+    StaticAnswer,
+    Tier,
+    TierName,
+    Topology,
+)
+from xds_server.core.policy import TelemetryPolicy
+from xds_server.core.sample import EngineState, MemoryKind
+from xds_server.core.sample import GpuHealth as SampleHealth
+from xds_server.ingest.registry import Registry
+from xds_server.ingest.server import TelemetryServer
+from xds_server.metrics import Tally
+
+
+def topology(*names):
+    instances = tuple(
+        Instance(id=InstanceId(name), host="10.0.0.1", port=8000 + index)
+        for index, name in enumerate(names)
+    )
+    tiers = (
+        Tier(name=TierName("primary"), serves="big", instances=instances),
+        Tier(name=TierName("static"), serves="big", answer=StaticAnswer()),
+    )
+    return Topology(models=(Model(name=ModelName("chat"), tiers=tiers),))
+
+
+@contextlib.asynccontextmanager
+async def plane(*names, token=None):
+    """Serve the real telemetry service; yield it with the samples it took."""
+    samples = []
+    service = TelemetryServer(
+        registry=Registry(topology(*names)),
+        offer=samples.append,
+        registered=lambda: None,
+        policy=TelemetryPolicy(),
+        clock=time.monotonic,
+        tally=Tally(),
+        token=token,
+    )
+    server = grpc.aio.server()
+    server.add_generic_rpc_handlers((service.handlers(),))
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    try:
+        yield service, samples, f"127.0.0.1:{port}"
+    finally:
+        await server.stop(0.2)
+
+
+@contextlib.asynccontextmanager
+async def agent_of(address, *instances, worker=None, token="", epoch=2, node="host"):
+    settings = Settings.model_validate(
+        {
+            "node": node,
+            "control_plane": {"address": address, "token": token},
+            "scrape": {"interval_s": 0.05, "deadline_s": 0.2},
+            "instances": list(instances),
+        }
+    )
+    agent = Agent(settings, gpu=worker, epoch=epoch, clock=time.monotonic, rng=random.Random(1))
+    if worker is not None:
+        worker.start()
+    task = asyncio.create_task(agent.run())
+    try:
+        yield agent
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+        if worker is not None:
+            worker.close()
+
+
+async def until(condition, timeout=10.0):
+    deadline = time.monotonic() + timeout
+    while not condition():
+        assert time.monotonic() < deadline, "timed out"
+        await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize("name", sorted(path.name for path in PAGES.glob("*.prom")))
+async def test_every_captured_page_becomes_a_sample_that_the_control_plane_takes(name):
+    async with EnginePages({"/metrics": page(name)}) as engine, plane("a") as (_, samples, address):
+        async with agent_of(address, {"name": "a", "url": engine.url}) as agent:
+            await until(lambda: samples)
+        facts = agent.instances["a"].engine.facts
+        taken = samples[0].engine
+        assert taken.state is EngineState.UP
+        for field in ("kv_ratio", "waiting", "running", "generation_tokens_total", "slots"):
+            assert getattr(taken, field) == getattr(facts, field), field
+        assert agent.uplink.status.refusals == {}
+        assert abs(samples[0].observed_at - time.monotonic()) < 5
+
+
+async def test_gpu_facts_a_death_and_a_return_mean_the_same_on_both_sides():
+    gpu = GpuReading(
+        uuid="GPU-1",
+        index=0,
+        health=GpuHealth.THROTTLED,
+        memory_kind=AgentMemoryKind.DEDICATED,
+        memory_total_bytes=Fact(FactStatus.OK, 80e9),
+        memory_used_bytes=Fact(FactStatus.OK, 40e9),
+        memory_free_bytes=Fact(FactStatus.OK, 40e9),
+    )
+    worker, _ = scripted(GpuSnapshot(driver=DriverState.OK, read_at=1.0, gpus=(gpu,)))
+    text = page("vllm-0.32.0-kv_peak.prom")
+    async with EnginePages({"/metrics": text}) as engine, plane("a") as (_, samples, address):
+        instance = {"name": "a", "url": engine.url, "gpus": ["GPU-1"]}
+        async with agent_of(address, instance, worker=worker):
+            await until(lambda: samples and samples[-1].gpu.vram_ratio is not None)
+            facts = samples[-1].gpu
+            assert (facts.health, facts.memory_kind) == (
+                SampleHealth.THROTTLED,
+                MemoryKind.DEDICATED,
+            )
+            assert (facts.vram_ratio, facts.vram_free_bytes, facts.shared) == (0.5, 40e9, False)
+            await engine.stop()
+            await until(lambda: samples[-1].engine.state is EngineState.DOWN)
+            assert samples[-1].engine.out_of_memory
+            assert samples[-1].urgent
+            engine.pages["/metrics"] = page("vllm-0.32.0-idle_fresh.prom")
+            await engine.start()
+            await until(lambda: samples[-1].engine.state is EngineState.UP)
+            assert samples[-1].engine.restarts == 1
+
+
+async def test_a_drain_is_confirmed_by_the_control_plane():
+    async with contextlib.AsyncExitStack() as stack:
+        text = page("vllm-0.32.0-after.prom")
+        engine = await stack.enter_async_context(EnginePages({"/metrics": text}))
+        service, samples, address = await stack.enter_async_context(plane("a"))
+        instance = {"name": "a", "url": engine.url}
+        agent = await stack.enter_async_context(agent_of(address, instance))
+        admin = await stack.enter_async_context(serving(agent, "127.0.0.1:0"))
+        http = await stack.enter_async_context(aiohttp.ClientSession())
+        await until(lambda: samples)
+        waiting = asyncio.create_task(
+            drain.drain(admin=admin, instance="a", timeout_s=10, say=lambda _: None)
+        )
+        await until(lambda: samples[-1].draining)
+        service.drained({InstanceId("a")})
+        assert await waiting == drain.EXIT_DRAINED
+        async with http.get(f"http://{admin}/instances/a") as response:
+            assert (await response.json())["drained"] is True
+
+
+async def test_refusals_of_the_control_plane_reach_the_operator():
+    token = "a-token-of-some-length"
+    async with plane("a", token=token) as (_, samples, address):
+        instance = {"name": "nobody", "url": "http://127.0.0.1:1"}
+        async with agent_of(address, instance, token=token) as agent:
+            await until(lambda: "nobody" in agent.uplink.status.refusals)
+            assert agent.uplink.status.refusals["nobody"].code == "UNKNOWN_INSTANCE"
+        async with agent_of(address, instance, token="wrong") as agent:
+            await until(lambda: agent.uplink.status.refused_stream is not None)
+            assert agent.uplink.status.refused_stream.code == "UNAUTHENTICATED"
+        assert not samples
+
+
+async def test_a_late_run_of_an_agent_is_refused_and_its_successor_goes_on():
+    text = page("vllm-0.32.0-after.prom")
+    async with EnginePages({"/metrics": text}) as engine, plane("a") as (_, samples, address):
+        instance = {"name": "a", "url": engine.url}
+        async with agent_of(address, instance, epoch=20) as successor:
+            await until(lambda: samples)
+            async with agent_of(address, instance, epoch=10) as late:
+                await until(lambda: late.uplink.status.refused_stream is not None)
+                assert late.uplink.status.refused_stream.code == "STALE_EPOCH"
+            assert successor.uplink.status.connected
+        async with agent_of(address, instance, epoch=10) as after:
+            await until(lambda: after.uplink.status.connected)
