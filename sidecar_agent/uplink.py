@@ -120,6 +120,11 @@ class _StreamEndedError(Exception):
     """The stream is over; the text says why."""
 
 
+async def _ended(call: Any) -> _StreamEndedError:
+    code, details = await call.code(), await call.details()
+    return _StreamEndedError(f"the server ended the stream ({code.name}: {details})")
+
+
 class Uplink:
     """Keeps one stream to the control plane and sends what is worth sending."""
 
@@ -183,6 +188,9 @@ class Uplink:
             call = channel.stream_stream(METHOD)(metadata=metadata)
             try:
                 await self._talk(call)
+            except (asyncio.InvalidStateError, grpc.aio.UsageError):
+                # A write after the server's end; the call knows why that came.
+                raise await _ended(call) from None
             finally:
                 call.cancel()
         finally:
@@ -258,8 +266,7 @@ class Uplink:
     async def _read(self, call: Any) -> encode.Welcome | encode.Refusal | encode.Ack | None:
         raw = await call.read()
         if raw is grpc.aio.EOF:
-            code, details = await call.code(), await call.details()
-            raise _StreamEndedError(f"the server ended the stream ({code.name}: {details})")
+            raise await _ended(call)
         try:
             return encode.decode(raw)
         except encode.UnreadableMessageError as error:

@@ -287,6 +287,33 @@ async def test_while_the_server_does_not_read_newer_samples_replace_older_ones()
         assert len(uplink.slots._latest) == 1
 
 
+async def test_a_server_without_the_service_is_told_and_tried_again():
+    server = grpc.aio.server()
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    try:
+        async with running(make(f"127.0.0.1:{port}")) as uplink:
+            await until(lambda: "UNIMPLEMENTED" in uplink.status.detail)
+            await asyncio.sleep(1.0)  # many attempts: a write may meet the end of the call or not
+            assert "UNIMPLEMENTED" in uplink.status.detail
+            assert uplink.status.streams == 0
+    finally:
+        await server.stop(None)
+
+
+async def test_something_that_is_no_grpc_server_is_told():
+    async def http1(reader, writer):
+        await reader.read(100)
+        writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+        writer.close()
+
+    server = await asyncio.start_server(http1, "127.0.0.1", 0)
+    async with server:
+        address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        async with running(make(address)) as uplink:
+            await until(lambda: "no connection" in uplink.status.detail)
+
+
 async def test_a_stop_closes_the_stream_even_if_the_server_does_not_answer():
     async with a_server_that_says(WELCOME) as address:
         async with running(make(address)) as uplink:
