@@ -239,6 +239,16 @@ def test_an_owner_that_comes_back_keeps_its_registration():
     assert registry.registered()
 
 
+def test_agents_that_are_gone_are_forgotten_in_the_end():
+    registry = Registry(topology("a"), forget_after_s=300)
+    for number in range(10):
+        speaker = greet(registry, hello(f"host-{number}", 1))
+        registry.closed(speaker, 0.0, clean=True)
+    stays = greet(registry, hello("host", 1, "a"))
+    registry.expire(300.0)
+    assert list(registry.speakers()) == [stays]
+
+
 def test_registrations_of_a_state_file_wait_for_their_owner():
     first = Registry(topology(discovers=True))
     greet(first, hello("host", 1, claim("n", "10.0.0.9:80")))

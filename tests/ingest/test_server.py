@@ -147,6 +147,18 @@ async def test_a_bad_sample_is_refused_once_counted_always_and_the_rest_goes_on(
         assert (await agent.refusal()).instance == "(no name)"
 
 
+async def test_whoever_invents_names_is_told_and_logged_only_so_often(topology, monkeypatch):
+    monkeypatch.setattr(module, "MAX_TOLD", 3)
+    async with rig(topology("a")) as made, greeted(made, "a") as agent:
+        for number in range(50):
+            await agent.report(f"x{number}")
+        await agent.report("a")
+        assert (await made.sample()).instance == "a"
+        assert made.refused("unknown_instance") == 50
+        await agent.ack()
+        assert agent.refusals.qsize() == 3
+
+
 async def test_the_first_message_must_be_a_hello(topology):
     async with rig(topology("a")) as made, connected_agent(made.target) as agent:
         await agent.report("a")

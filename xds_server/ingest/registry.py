@@ -161,7 +161,10 @@ class Registry:
                 self.revision += 1
 
     def expire(self, now: float) -> None:
-        """Remove registered instances whose owner has been gone for too long."""
+        """Forget agents and registered instances that have been gone for too long."""
+        for agent, speaker in list(self._speakers.items()):
+            if not speaker.connected and now - speaker.closed_at >= self.forget_after_s:
+                del self._speakers[agent]
         for name, lost_at in list(self._lost_at.items()):
             owned = self._owners.get(name)
             if owned is not None and owned.speaker.connected:

@@ -26,6 +26,8 @@ from xds_server.metrics import Tally
 SERVICE = "fleet.telemetry.v1.Telemetry"
 PROTOCOL = 1
 HELLO_TIMEOUT_S = 10.0
+MAX_TOLD = 200
+"""Refusals that one stream is told (and that are logged): whoever invents names fills no disk."""
 CLOSE_S = 0.05
 """How long to wait after the end of a stream to see whether it was broken."""
 
@@ -239,7 +241,7 @@ class TelemetryServer:
 
     async def _refuse(self, stream: _Stream, refusal: Refused) -> None:
         key = (refusal.instance, refusal.code)
-        if key in stream.told:
+        if key in stream.told or len(stream.told) >= MAX_TOLD:
             return
         stream.told.add(key)
         agent = stream.speaker.hello.agent
