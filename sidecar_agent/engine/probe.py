@@ -69,6 +69,7 @@ class Probe:
         self._explicit = self._url.path not in {"", "/"}
         self._adapter: Adapter | None = ADAPTERS.get(target.engine)
         self._path: str | None = None
+        self._answered_at = 0.0
 
     async def scrape(self) -> Outcome:
         """Fetch and read the engine's pages within the deadline."""
@@ -103,7 +104,7 @@ class Probe:
     async def _pages(self) -> tuple[Adapter | None, Texts, float]:
         adapter = self._adapter
         page = await self._metrics(adapter)
-        at = self._clock()
+        at = self._answered_at
         if adapter is None:
             adapter = detect(page or "")
             self._adapter = adapter
@@ -138,6 +139,7 @@ class Probe:
                 allow_redirects=False,
                 headers=None if keep else {"Connection": "close"},
             ) as response:
+                self._answered_at = self._clock()
                 body = await _limited(response)
         except aiohttp.ClientConnectorDNSError as error:
             raise _Failed(OutcomeKind.UNREACHABLE, f"cannot resolve {url.host}") from error
