@@ -180,3 +180,67 @@ def test_r13_removal_in_delta_takes_endpoints_at_once_where_no_clusters_are_aske
     client.accept(ENDPOINT, "a", "b")
     client.publish(world("a", "a"))
     client.accept(ENDPOINT, removed=["b"])
+
+
+@both
+def test_r13_the_wait_for_a_silent_proxy_survives_other_requests(protocol: Protocol) -> None:
+    client = connected(protocol, "ab", "ab")
+    client.publish(world("a", "a"))
+    client.expect(ROUTE, "r")
+    client.wait(GATE_S / 2)
+    client.subscribe(LISTENER)
+    client.expect(LISTENER)
+    client.expect_nothing()
+    client.wait(GATE_S)
+    client.expect(CLUSTER, part=True)
+
+
+@both
+def test_r13_a_cluster_stays_for_a_route_that_is_under_way(protocol: Protocol) -> None:
+    client = connected(protocol)
+    client.publish(world("ab", "ab"))
+    client.accept(CLUSTER, *everything(protocol, "b", "ab"))
+    rds = client.expect(ROUTE, "r")
+    client.publish(world("a", "a"))
+    client.expect_nothing()
+    client.wait(GATE_S + 0.1)
+    client.expect_nothing()
+    client.ack(rds)
+    client.accept(ROUTE, "r")
+    client.expect(CLUSTER, part=True)
+
+
+@both
+def test_r13_a_route_that_was_given_up_keeps_no_cluster(protocol: Protocol) -> None:
+    client = connected(protocol, "ab", "ab")
+    client.unsubscribe(ROUTE, "r")
+    client.publish(world("a", "a"))
+    if protocol is Protocol.SOTW:
+        client.accept(CLUSTER, "a")
+    else:
+        client.accept(CLUSTER, removed=["b"])
+
+
+@both
+def test_r14_clusters_by_name_that_are_under_way_hold_up_no_route(protocol: Protocol) -> None:
+    client = Dialog(protocol, world("a", "a"))
+    client.subscribe(ROUTE, "r")
+    client.accept(ROUTE, "r")
+    client.subscribe(CLUSTER, "a")
+    client.expect(CLUSTER, "a")
+    client.publish(world("ab", "ab"))
+    client.accept(ROUTE, "r")
+
+
+@both
+def test_r14_a_reconnecting_proxy_is_never_told_that_its_waiting_listener_is_gone(protocol) -> None:
+    needy = Resource.of("l", listener("l").body, needs=["a"])
+    client = Dialog(protocol, world("a", "a", listeners=(needy,)))
+    client.reconnect(CLUSTER)
+    cds = client.expect(CLUSTER, "a")
+    client.reconnect(LISTENER)
+    while client.inbox:  # delta greets a wildcard at once, and removes nothing by that
+        assert protocol is Protocol.DELTA
+        client.accept(LISTENER)
+    client.ack(cds)
+    client.accept(LISTENER, "l")

@@ -8,9 +8,11 @@ import pytest
 
 from tests.xds.resources import cluster, endpoints, snapshot
 from tests.xds.transcript import Dialog
+from xds_server.resources.capability import Capability
 from xds_server.resources.snapshot import CLUSTER, ENDPOINT
 from xds_server.xds import rendered as module
 from xds_server.xds.answer import Protocol
+from xds_server.xds.cache import SnapshotCache
 from xds_server.xds.rendered import Rendered
 from xds_server.xds.transport import tune_gc
 from xds_server.xds.view import EMPTY, View
@@ -38,6 +40,7 @@ def test_nonces_stay_new_when_old_versions_are_forgotten(monkeypatch) -> None:
     client.accept(CLUSTER, NAMES[0])
     client.subscribe(ENDPOINT, *NAMES)
     client.accept(ENDPOINT, *NAMES)
+    assert len(client.rendered._used) == 1
 
 
 def test_views_are_shared_between_streams_in_the_same_state(monkeypatch) -> None:
@@ -74,6 +77,18 @@ def test_a_view_knows_the_clusters_that_its_resources_need() -> None:
 
     view = View({"r": route("r", {"a": 1, "b": 1}), "s": route("s", {"b": 1, "c": 1})})
     assert view.needs == {"a", "b", "c"}
+
+
+def test_publishing_equal_content_wakes_nobody() -> None:
+    cache = SnapshotCache()
+    woken = []
+    cache.subscribe(lambda capability, _: woken.append(capability))
+    group = Capability.COMPOSITE
+    cache.publish(group, MANY)
+    cache.publish(group, snapshot(clusters=map(cluster, NAMES), endpoints=map(endpoints, NAMES)))
+    assert woken == [group]
+    assert cache.snapshot(group) is MANY
+    assert cache.snapshot(Capability.GRPC) is None
 
 
 @pytest.fixture

@@ -103,6 +103,20 @@ def test_r32_unsubscribing_what_was_never_subscribed_is_ignored() -> None:
     client.expect_nothing()
 
 
+def test_r32_nor_is_a_phantom_answered_under_the_wildcard() -> None:
+    client = Dialog(DELTA, AB)
+    client.subscribe(CLUSTER)
+    client.accept(CLUSTER, "a", "b")
+    client.unsubscribe(CLUSTER, "b")
+    client.expect_nothing()
+
+
+def test_r29_naming_no_endpoints_means_none() -> None:
+    client = Dialog(DELTA, AB)
+    client.subscribe(ENDPOINT)
+    client.expect_nothing()
+
+
 def test_r33_a_name_given_up_under_the_wildcard_is_answered() -> None:
     client = Dialog(DELTA, AB)
     client.subscribe(CLUSTER, "*", "a", "gone")

@@ -274,3 +274,32 @@ def test_an_ack_is_not_answered() -> None:
     client.expect_nothing()
     client.ack(reply)
     client.expect_nothing()
+
+
+def test_r23_asking_later_for_a_missing_cluster_is_answered_with_what_there_is() -> None:
+    client = Dialog(SOTW, AB)
+    client.subscribe(CLUSTER, "a")
+    client.accept(CLUSTER, "a")
+    client.subscribe(CLUSTER, "zzz")
+    client.accept(CLUSTER, "a")
+    client.expect_nothing()
+
+
+def test_r21_endpoints_that_vanish_and_return_unchanged_are_not_sent_again() -> None:
+    client = Dialog(SOTW, AB)
+    client.subscribe(ENDPOINT, "a", "b")
+    client.accept(ENDPOINT, "a", "b")
+    client.publish(snapshot(endpoints=[endpoints("b", weight=2)]))
+    client.accept(ENDPOINT, "b")
+    client.publish(snapshot(endpoints=[endpoints("a"), endpoints("b", weight=2)]))
+    client.expect_nothing()
+
+
+def test_r25_a_new_subscription_ends_the_wait_for_a_warming_request() -> None:
+    client = Dialog(SOTW, AB)
+    changed_cluster(client)
+    client.accept(CLUSTER, "a", "b")
+    client.accept(ENDPOINT, "a")
+    client.subscribe(ENDPOINT, "c")
+    client.repeat(ENDPOINT)
+    client.expect_nothing()

@@ -444,6 +444,32 @@ async def test_streams_and_pushes_at_once_leave_everyone_on_the_last_version() -
         assert len(set(await asyncio.gather(*followers))) == 1
 
 
+async def test_a_push_of_another_type_during_a_write_goes_out_without_waiting_for_an_ack() -> None:
+    async with world() as (cache, _, channel), RawStream(channel) as stream:
+        await stream.ask(CLUSTER)
+        await stream.ask(ENDPOINT, ["a"])
+        cds, eds = await stream.response(), await stream.response()
+        cache.publish(
+            AGGREGATE, snapshot(clusters=[cluster("a")], endpoints=[endpoints("a", port=1)])
+        )
+        await stream.ask(ENDPOINT, ["a"], nonce=eds.nonce)
+        eds = await stream.response()
+        for step in range(2, 30):
+            await stream.ask(CLUSTER, nonce=cds.nonce)
+            await stream.ask(ENDPOINT, ["a"], nonce=eds.nonce)
+            await stream.nothing(quiet_s=0.01)
+            other = [cluster("a"), cluster("b", timeout_s=step)]
+            cache.publish(
+                AGGREGATE, snapshot(clusters=other, endpoints=[endpoints("a", port=step - 1)])
+            )
+            await asyncio.sleep(0)
+            cache.publish(
+                AGGREGATE, snapshot(clusters=other, endpoints=[endpoints("a", port=step)])
+            )
+            cds, eds = await stream.response(), await stream.response()
+            assert (cds.type_url, eds.type_url) == (CLUSTER, ENDPOINT)
+
+
 def test_the_wire_form_of_a_response_is_what_the_library_would_make() -> None:
     from xds_server.xds.proto import with_nonce
 

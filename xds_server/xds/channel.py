@@ -40,9 +40,8 @@ class Channel:
     rejected: frozenset[Rejection] = NO_REJECTIONS
     suspects: tuple[frozenset[Rejection], ...] = ()
     """Groups of rejected resources of which perhaps only some are bad: tried again one by one."""
-    trial: frozenset[Rejection] = NO_REJECTIONS
-    """The group that is tried by the pending response."""
     retry_at: float = 0.0
+    """When the next group may be tried."""
     fresh: bool = True
     due: bool = True
     """Whether there may be something to send."""

@@ -24,7 +24,7 @@ from xds_server.resources.snapshot import (
 )
 from xds_server.xds.answer import Protocol, Question, Rejection
 from xds_server.xds.blame import culprits
-from xds_server.xds.channel import NO_REJECTIONS, NONE, Channel, Refusal
+from xds_server.xds.channel import NONE, Channel, Refusal
 from xds_server.xds.rendered import Rendered, Response
 from xds_server.xds.subscription import FULL_STATE, Subscription
 from xds_server.xds.view import View
@@ -73,9 +73,6 @@ class Exchange:
         channel.acked_version = response.version
         channel.acked_at = now
         channel.lag_s = now - channel.sent_at
-        if channel.trial:
-            channel.trial = NO_REJECTIONS
-            channel.retry_at = now
         if not channel.rejected:
             channel.refusal = None
         self._settle(channel, response.view)
@@ -95,7 +92,6 @@ class Exchange:
         names = names or frozenset(changed)
         rejections = frozenset((name, changed[name]) for name in names)
         channel.rejected |= rejections
-        channel.trial = NO_REJECTIONS
         channel.retry_at = now + RETRY_S
         if suspicious:
             channel.suspects = (*_halves(rejections), *channel.suspects)
@@ -173,15 +169,15 @@ class Exchange:
         return responses
 
     def _try_suspects(self, channel: Channel, now: float) -> bool:
-        """Put the next group of suspects on trial, when its time has come."""
+        """Take the next group of suspects as innocent, when its time has come; the client will tell."""
         if not channel.suspects:
             return False
         if now < channel.retry_at:
             self._wake(channel.retry_at)
             return False
-        channel.trial, *rest = channel.suspects
+        group, *rest = channel.suspects
         channel.suspects = tuple(rest)
-        channel.rejected -= channel.trial
+        channel.rejected -= group
         return True
 
     def _next(self, channel: Channel, current: TypeSnapshot, now: float) -> Response | None:
