@@ -8,6 +8,7 @@ wrong, the last good plan keeps being served, and the loop goes on.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol
 
@@ -54,6 +55,7 @@ class ControlLoop:
         tally: Tally,
         push_gap_s: float,
         capabilities: Iterable[Capability],
+        cpu_clock: Clock = time.thread_time,
     ) -> None:
         """Prepare; nothing runs and nothing is published before `run`."""
         self.fleet = fleet
@@ -69,6 +71,7 @@ class ControlLoop:
         self._make_builder = make_builder
         self._publish = publish
         self._clock = clock
+        self._cpu_clock = cpu_clock
         self._tally = tally
         self._capabilities = tuple(capabilities)
         self._builders: Mapping[Capability, Builder] = {}
@@ -152,13 +155,18 @@ class ControlLoop:
         """Evaluate what arrived, and publish what changed."""
         inputs = self._inbox.take()
         self._is_forced = False
-        started = self._clock()
+        started, spent = self._clock(), self._cpu_clock()
         self._deadline = started + RETRY_S
         plan = self._evaluate(inputs, started)
         decided = self._clock()
         is_published = plan is not None and self.is_warm and self.publish(plan)
         ended = self._clock()
-        self._throttle.evaluated(started=started, ended=ended, published=is_published)
+        self._throttle.evaluated(
+            started=started,
+            ended=ended,
+            cost_s=self._cpu_clock() - spent,
+            published=is_published,
+        )
         self._tally.observe("fleet_evaluation_seconds", decided - started)
         if is_published:
             self._tally.observe("fleet_publish_seconds", ended - decided)

@@ -23,10 +23,16 @@ class Throttle:
         """When the next evaluation may start (monotonic seconds)."""
         return self._earliest
 
-    def evaluated(self, *, started: float, ended: float, published: bool) -> None:
-        """Note an evaluation, with its publication if there was one."""
-        cost = ended - started
-        gap = max(MIN_GAP_S, min(self.gap_s, cost * (1 / BUSY_SHARE - 1)))
-        if published:
-            gap = max(gap, self.gap_s - cost)
+    def evaluated(self, *, started: float, ended: float, cost_s: float, published: bool) -> None:
+        """Note an evaluation, with its publication if there was one.
+
+        Args:
+            started: When it began (monotonic seconds).
+            ended: When it was over.
+            cost_s: Processor time it took: on a busy machine much less than the time that passed.
+            published: Whether anything was pushed.
+        """
+        gap = max(MIN_GAP_S, min(self.gap_s, cost_s * (1 / BUSY_SHARE - 1)))
         self._earliest = ended + gap
+        if published:
+            self._earliest = max(self._earliest, started + self.gap_s)

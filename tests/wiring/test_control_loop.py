@@ -56,6 +56,7 @@ class Rig:
             tally=self.tally,
             push_gap_s=gap_s,
             capabilities=(COMPOSITE,),
+            cpu_clock=self.clock,
         )
 
     def _builder(self, *what):

@@ -34,18 +34,24 @@ def test_an_isolated_change_waits_for_nothing():
 
 def test_after_a_push_the_next_one_waits_for_the_gap():
     throttle = Throttle(0.05)
-    throttle.evaluated(started=10.0, ended=10.004, published=True)
+    throttle.evaluated(started=10.0, ended=10.004, cost_s=0.004, published=True)
     assert throttle.earliest == pytest.approx(10.05)
 
 
 def test_an_evaluation_that_changed_nothing_costs_only_what_it_took():
     throttle = Throttle(0.05)
-    throttle.evaluated(started=10.0, ended=10.0001, published=False)
+    throttle.evaluated(started=10.0, ended=10.0001, cost_s=0.0001, published=False)
     assert throttle.earliest == pytest.approx(10.0001 + MIN_GAP_S)
-    throttle.evaluated(started=10.0, ended=10.01, published=False)
+    throttle.evaluated(started=10.0, ended=10.01, cost_s=0.01, published=False)
     assert throttle.earliest == pytest.approx(10.04)
-    throttle.evaluated(started=10.0, ended=11.0, published=False)
+    throttle.evaluated(started=10.0, ended=11.0, cost_s=1.0, published=False)
     assert throttle.earliest == pytest.approx(11.05)
+
+
+def test_a_busy_machine_does_not_make_evaluations_rarer():
+    throttle = Throttle(0.05)
+    throttle.evaluated(started=10.0, ended=10.04, cost_s=0.001, published=False)
+    assert throttle.earliest == pytest.approx(10.043)
 
 
 @given(st.lists(st.tuples(st.floats(0, 0.2), st.floats(0, 0.03)), max_size=60))
@@ -54,7 +60,7 @@ def test_under_a_storm_there_is_at_most_one_push_per_gap(arrivals):
     for wait_s, cost_s in arrivals:
         now = max(now + wait_s, throttle.earliest)
         pushes.append(now)
-        throttle.evaluated(started=now, ended=now + cost_s, published=True)
+        throttle.evaluated(started=now, ended=now + cost_s, cost_s=cost_s, published=True)
         now += cost_s
     assert all(b - a >= 0.05 - 1e-9 for a, b in itertools.pairwise(pushes))
 
