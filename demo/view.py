@@ -98,7 +98,7 @@ def _heading(scene: Scene) -> Text:
     act = scene.act
     if act is None:
         return Text(f"{scene.elapsed_s:5.1f} s")
-    text = Text(f"{scene.elapsed_s:5.1f} s  ")
+    text = Text(f"{scene.elapsed_s:5.1f} s  ", no_wrap=True, overflow="ellipsis")
     text.append(act.name.upper(), style="bold reverse")
     text.append(f"  {act.rate:g} requests/s  ")
     text.append(act.says, style="italic")
@@ -168,16 +168,16 @@ def _clients(scene: Scene) -> tuple[Text, Text]:
     bar = Text(f"clients, last {RECENT_S:g} s  ", style="bold")
     for tier in (PRIMARY, FALLBACK, STATIC):
         bar.append("█" * round(shares.get(tier, 0.0) * CLIENT_CELLS), style=TIER_STYLES[tier])
+    failed, cut = scene.count(Verdict.FAILED), scene.count(Verdict.CUT)
     text = Text(no_wrap=True, overflow="ellipsis")
+    text.append(f"failed {failed}  ", style="bold red" if failed else "bold green")
+    text.append(f"cut {cut}  ", style="yellow" if cut else "")
     for tier in (PRIMARY, FALLBACK, STATIC):
         text.append(f"{tier} {shares.get(tier, 0.0):.0%}  ", style=TIER_STYLES[tier])
+    text.append(f"answers {len(scene.outcomes)}  ")
     waits = [each.wait_s for each in recent if each.wait_s is not None]
     if waits:
-        text.append(f"first byte p50 {percentile(waits, 0.5) * 1000:.0f} ms  ")
-    failed, cut = scene.count(Verdict.FAILED), scene.count(Verdict.CUT)
-    text.append(f"answers {len(scene.outcomes)}  ")
-    text.append(f"failed {failed}  ", style="bold red" if failed else "bold green")
-    text.append(f"streams cut by a death {cut}", style="yellow" if cut else "")
+        text.append(f"first byte p50 {percentile(waits, 0.5) * 1000:.0f} ms")
     return bar, text
 
 
