@@ -202,6 +202,13 @@ def test_wrong_nvml_bindings_end_with_2_and_their_name(monkeypatch):
     assert "shadows nvidia-ml-py" in result.stderr
 
 
+def test_drain_and_undrain_without_an_agent_end_with_3():
+    for command in (["drain", "a", "--timeout=1"], ["undrain", "a"]):
+        result = CliRunner().invoke(cli.app, [*command, "--admin=127.0.0.1:1"])
+        assert result.exit_code == 3
+        assert "no agent answers at 127.0.0.1:1" in result.stderr
+
+
 def test_the_version_is_printed():
     result = CliRunner().invoke(cli.app, ["version"])
     assert (result.exit_code, result.stdout.strip()) == (0, __version__)
