@@ -6,7 +6,7 @@ import pytest
 
 from tests.xds.resources import cluster, endpoints, listener, route, snapshot
 from tests.xds.transcript import BOTH, Dialog
-from xds_server.resources.snapshot import CLUSTER, ENDPOINT, LISTENER, ROUTE, Resource
+from xds_server.resources.snapshot import CLUSTER, ENDPOINT, LISTENER, ROUTE, SECRET, Resource
 from xds_server.xds.answer import Protocol
 from xds_server.xds.exchange import GATE_S
 
@@ -188,8 +188,9 @@ def test_r13_the_wait_for_a_silent_proxy_survives_other_requests(protocol: Proto
     client.publish(world("a", "a"))
     client.expect(ROUTE, "r")
     client.wait(GATE_S / 2)
-    client.subscribe(LISTENER)
-    client.expect(LISTENER)
+    client.subscribe(SECRET, "unheard-of")
+    if protocol is Protocol.DELTA:
+        client.accept(SECRET, removed=["unheard-of"])
     client.expect_nothing()
     client.wait(GATE_S)
     client.expect(CLUSTER, part=True)

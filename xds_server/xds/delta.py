@@ -74,7 +74,7 @@ class DeltaSession:
             self._tell(Acked(channel.type_url, pending.version, now - channel.sent_at))
         else:
             refusal = self._exchange.nack(channel, request.error, now)
-            self._tell(Nacked(channel.type_url, pending.version, request.error, refusal.names))
+            self._tell(Nacked(channel.type_url, pending.version, refusal.error, refusal.names))
 
     def _subscribe(
         self, channel: Channel, subscribe: frozenset[str], unsubscribe: frozenset[str]

@@ -82,7 +82,7 @@ class SotwSession:
             self._tell(Acked(channel.type_url, pending.version, now - channel.sent_at))
             return False
         refusal = self._exchange.nack(channel, request.error, now)
-        self._tell(Nacked(channel.type_url, pending.version, request.error, refusal.names))
+        self._tell(Nacked(channel.type_url, pending.version, refusal.error, refusal.names))
         return False
 
     def _subscribe(self, channel: Channel, new: Subscription) -> None:
