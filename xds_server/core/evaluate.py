@@ -29,7 +29,6 @@ __all__ = ["evaluate", "initial_state", "retarget"]
 
 _News = list[tuple[int, int, Input]]
 """Tier, position and input, in order of arrival."""
-_NONE: set[int] = set()
 
 
 def evaluate(
@@ -105,24 +104,24 @@ def _step(
 ) -> ModelState:
     """Step the instances that something happened to, then every tier, then the spill."""
     is_due = now >= model.deadline
-    changed: list[dict[int, InstanceState]] = [{} for _ in model.tiers]
+    renewed: list[list[InstanceState] | None] = [None] * len(model.tiers)
     for tier, position, item in news:
-        of_tier = changed[tier]
-        before = of_tier.get(position) or model.tiers[tier].instances[position]
+        instances = renewed[tier]
+        if instances is None:
+            instances = renewed[tier] = list(model.tiers[tier].instances)
         if isinstance(item, Sample):
-            of_tier[position] = instance.observe(before, item, policy, now)
+            instances[position] = instance.observe(instances[position], item, policy, now)
         else:
-            of_tier[position] = _drain(before, item, policy, now)
+            instances[position] = _drain(instances[position], item, policy, now)
     stepped = []
-    for tier_state, of_tier in zip(model.tiers, changed, strict=True):
+    for tier_state, instances in zip(model.tiers, renewed, strict=True):
+        current = instances
         if is_due:
-            for position, before in enumerate(tier_state.instances):
-                after = of_tier.get(position, before)
-                if now >= after.deadline:
-                    of_tier[position] = instance.elapse(after, policy, now)
-        stepped.append(
-            _renew(model, tier_state, of_tier, events) if of_tier else (tier_state, _NONE)
-        )
+            current = [
+                s if now < s.deadline else instance.elapse(s, policy, now)
+                for s in instances or tier_state.instances
+            ]
+        stepped.append(_renew(model, tier_state, current, events))
     if not is_due and all(new is old for (new, _), old in zip(stepped, model.tiers, strict=True)):
         return model
     steps = [tiers.step(current, shaken, policy, now) for current, shaken in stepped]
@@ -132,20 +131,18 @@ def _step(
 def _renew(
     model: ModelState,
     tier: TierState,
-    changed: dict[int, InstanceState],
+    instances: list[InstanceState] | None,
     events: list[Event],
 ) -> tuple[TierState, set[int]]:
     """Put changed instances in place; also return those whose telemetry was lost or returned."""
     shaken: set[int] = set()
-    eventful: list[int] = []
-    instances = list(tier.instances)
+    if instances is None:
+        return tier, shaken
     is_same = True
-    for position, after in changed.items():
-        before = instances[position]
+    for position, (before, after) in enumerate(zip(tier.instances, instances, strict=True)):
         if after is before:
             continue
         is_same = False
-        instances[position] = after
         if after.freshness is not before.freshness:
             shaken.add(position)
         elif (
@@ -154,9 +151,6 @@ def _renew(
             and after.throttle is before.throttle
         ):
             continue
-        eventful.append(position)
-    for position in sorted(eventful):
-        before, after = tier.instances[position], instances[position]
         events += happened.of_instance(model.model.name, tier.tier.name, before, after)
     return (tier if is_same else replace(tier, instances=tuple(instances))), shaken
 

@@ -25,7 +25,7 @@ from xds_server.core.plan import (
 )
 from xds_server.core.policy import WeightPolicy
 from xds_server.core.spill import TierShare
-from xds_server.core.state import InstanceState, ModelState
+from xds_server.core.state import ModelState
 from xds_server.core.tier import TierStep
 from xds_server.core.weights import allocate
 
@@ -215,11 +215,20 @@ def _instances(
         known = [by_id.get(state.instance.id) for state in states]
     ratio = policy.publish_change_ratio
     moved = known is not old
-    news = [before is None or _is_news(s, before) for s, before in zip(states, known, strict=True)]
-    for weight, before in zip(integers, known, strict=True):
-        if before is None or abs(weight - before.weight) > ratio * before.weight:
+    news: list[bool] = []
+    for state, weight, before in zip(states, integers, known, strict=True):
+        if before is None:
+            news.append(True)
+            continue
+        track, published = state.track, before.weight
+        news.append(
+            track.state is not before.state
+            or state.freshness is not before.freshness
+            or state.ceiling != before.ceiling
+            or (track.state is not _HEALTHY and track.cause != before.reason.rule)
+        )
+        if weight != published and abs(weight - published) > ratio * published:
             moved = True
-            break
     if not moved and True not in news:
         return old
     frozen = step.reading.frozen
@@ -253,14 +262,3 @@ def _instances(
             )
         )
     return tuple(plans)
-
-
-def _is_news(state: InstanceState, before: InstancePlan) -> bool:
-    """Whether anything but the weight differs from what was published."""
-    track = state.track
-    return (
-        track.state is not before.state
-        or state.freshness is not before.freshness
-        or state.ceiling != before.ceiling
-        or (track.state is not _HEALTHY and track.cause != before.reason.rule)
-    )

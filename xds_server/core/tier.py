@@ -89,11 +89,11 @@ def step(state: TierState, shaken: set[int], policy: Policy, now: float) -> Tier
         state, policy, now, mean=sums.mean, frozen_since=frozen_since, shaken=moved
     )
     unit = policy.weights.scale * len(slots) / sums.slots if sums.slots > 0.0 else 0.0
-    integers = [
-        max(1, round(k * s.ceiling * f * unit))
-        for k, s, f in zip(slots, state.instances, corrections, strict=True)
-    ]
-    due = min([s.deadline for s in state.instances], default=inf)
+    integers = []
+    due = inf
+    for k, instance, factor in zip(slots, state.instances, corrections, strict=True):
+        integers.append(round(k * instance.ceiling * factor * unit) or 1)
+        due = min(due, instance.deadline)
     due = min(due, levels.deadline(track, policy.kv))
     if frozen_since is not None and now < frozen_since + policy.telemetry.blind_after_s:
         due = min(due, frozen_since + policy.telemetry.blind_after_s)
