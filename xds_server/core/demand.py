@@ -9,8 +9,10 @@ from typing import NamedTuple
 from xds_server.core.flow import InstanceFlow
 from xds_server.core.policy import SpillPolicy
 
-_UNSEEN_MAX = 0.9
-"""With more than this share at the static tier, the rest shows too little to scale it up."""
+_SEEN_MIN = 0.001
+"""No share of the requests that engines see is taken as smaller: it divides."""
+_NOTHING_PER_S = 1e-6
+"""Fewer requests/s are none: rates of idle engines decay for ever and would underflow."""
 
 
 class Throughput(NamedTuple):
@@ -84,16 +86,18 @@ def offered(
         Requests/s; `before` where nothing can be seen, None when nothing was ever known.
     """
     rates = [tier.admitted_per_s for tier in tiers if tier.admitted_per_s is not None]
-    if not rates or unseen_ratio > _UNSEEN_MAX:
+    if not rates:
         return before
-    recent = sum(rates) / (1.0 - unseen_ratio)
+    seen_ratio = max(_SEEN_MIN, 1.0 - unseen_ratio)
+    recent = sum(rates) / seen_ratio
+    larger = recent if before is None else max(before, recent)
+    if larger < _NOTHING_PER_S:
+        return 0.0
     if before is None:
         return recent
-    larger = max(before, recent)
-    if larger <= 0.0:
-        return 0.0
-    # An exponentially weighted count is as noisy as a window of twice its time constant.
-    noise = sqrt(larger / (2.0 * policy.demand_smoothing_s))
+    # An exponentially weighted count is as noisy as a window of twice its time constant, and the less
+    # of it is seen the more its noise is scaled up with it.
+    noise = sqrt(larger / (2.0 * policy.demand_smoothing_s * seen_ratio))
     surprise = abs(recent - before) / noise
     span = policy.demand_noise_high - policy.demand_noise_low
     real = min(1.0, max(0.0, (surprise - policy.demand_noise_low) / span))

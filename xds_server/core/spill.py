@@ -41,6 +41,10 @@ _UNPROVEN = Reason(
     text="Too few requests were completed to know the capacity, and nothing presses.",
 )
 _HELD = Reason(rule="telemetry_hold", text="Too little is known: the last share is kept.")
+_SILENT = Reason(
+    rule="telemetry_silent",
+    text="Nothing is known of it since it may serve again: it gets what its ceilings allow.",
+)
 
 
 @record
@@ -160,13 +164,16 @@ def step(
     is_first = state.at is None
     clock = _Clock(now, 0.0 if state.at is None else max(0.0, now - state.at), is_first)
     throughputs = [demands.add_up(reading.flows) for reading in readings]
-    demand = demands.offered(
-        state.demand,
-        throughputs,
-        unseen_ratio=state.unseen_ratio,
-        policy=policy,
-        elapsed_s=clock.elapsed_s,
-    )
+    demand = state.demand
+    if any(reading.available_slots > 0.0 for reading in readings):
+        # While no engine may take anything there is nothing to see, not nothing to do.
+        demand = demands.offered(
+            demand,
+            throughputs,
+            unseen_ratio=state.unseen_ratio,
+            policy=policy,
+            elapsed_s=clock.elapsed_s,
+        )
     memories: list[TierSpill] = []
     shares: list[TierShare] = []
     reaching = 1.0
@@ -246,9 +253,18 @@ def _decide(tier: _Tier, policy: SpillPolicy, clock: _Clock) -> tuple[float, Tie
             reason=_UNAVAILABLE,
         )
     if reading.frozen or reading.fresh_ratio <= 0.0:
-        if memory.reason is _UNAVAILABLE:
+        if memory.reason is _UNAVAILABLE or memory.reason is _SILENT:
             # It can serve again: a share of nothing is not worth holding, and silence halts no tier.
-            return 0.0, TierSpill(available_slots=available, reason=_HELD)
+            # Nor does it flood one: a single instance on trial is not a whole tier.
+            spill = max(0.0, 1.0 - available / reading.slots)
+            return spill, replace(
+                memory,
+                spill=spill,
+                published=spill,
+                available_slots=available,
+                is_easing=True,
+                reason=_SILENT,
+            )
         return memory.spill, replace(memory, is_easing=True, reason=_HELD)
     if tier.offered is not None:
         wanted, reason = _from_demand(tier, tier.offered, policy)
@@ -263,23 +279,24 @@ def _decide(tier: _Tier, policy: SpillPolicy, clock: _Clock) -> tuple[float, Tie
             rule="critical_minimum",
             text=f"The tier is critical: at least {wanted:.0%} is passed on.",
         )
+    # A limit is a promise about the tier: nothing smooths it.
+    floor = _beyond_limit(tier)
+    if floor > wanted:
+        wanted, reason = floor, _limited(tier, floor)
     spill = wanted
     has_lost = available < memory.available_slots
     if not clock.is_first and not (has_lost and wanted > memory.spill):
         rise_per_s = policy.ease_per_s if memory.is_easing else policy.rise_per_s
         fall_per_s = policy.ease_per_s if memory.is_easing else policy.fall_per_s
         spill = min(spill, memory.spill + rise_per_s * clock.elapsed_s)
-        spill = max(spill, memory.spill - fall_per_s * clock.elapsed_s)
+        spill = max(spill, memory.spill - fall_per_s * clock.elapsed_s, floor)
+    if spill == 0.0 and tier.offered is None and reading.level is Level.HEALTHY:
+        # Over: the next overload starts afresh.
+        wanted, integral, cut_at, reason = 0.0, 0.0, None, _FITS
     published = memory.published
     if spill == 0.0 or abs(spill - published) > policy.publish_change:
         published = spill
-    floor = _beyond_limit(tier)
-    if floor > published:
-        # A limit is a promise about the tier: nothing smooths it.
-        wanted = max(wanted, floor)
-        spill = max(spill, floor)
-        published = floor
-        reason = _limited(tier, floor)
+    published = max(published, floor)
     if published == memory.published and reason.rule == memory.reason.rule:
         reason = memory.reason
     return wanted, TierSpill(
