@@ -85,14 +85,14 @@ async def test_an_agent_is_welcomed_with_the_interval_and_its_samples_arrive(top
         ]
 
 
-async def test_acks_are_coalesced_to_one_per_interval(topology):
+async def test_acks_are_coalesced_to_one_in_five_intervals(topology):
     async with rig(topology("a")) as made, greeted(made, "a") as agent:
         for _ in range(20):
             await agent.report("a")
         for _ in range(20):
             await made.sample()
         assert (await agent.ack()).taken[0].sequence == 1
-        made.now += 1.0
+        made.now += 5.0
         await agent.report("a")
         assert (await agent.ack()).taken[0].sequence == 21
         assert agent.acks.empty()
@@ -106,6 +106,16 @@ async def test_the_agent_is_told_at_once_when_its_drain_is_in_effect(topology):
         made.telemetry.drained({InstanceId("a"), InstanceId("zzz")})
         (taken,) = (await agent.ack()).taken
         assert (taken.instance, taken.sequence, taken.drained) == ("a", 1, True)
+
+
+async def test_a_drain_that_is_in_effect_already_is_told_with_its_first_sample(topology):
+    async with rig(topology("a")) as made:
+        made.telemetry.drained({InstanceId("a")})
+        async with greeted(made, "a") as agent:
+            await agent.report("a")
+            assert (await agent.ack()).taken[0].drained
+            await agent.report("a", draining=True)
+            assert (await agent.ack()).taken[0].sequence == 2
 
 
 @pytest.mark.parametrize(
