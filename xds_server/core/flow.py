@@ -22,6 +22,7 @@ from xds_server.core.policy import SpillPolicy
 from xds_server.core.record import record
 from xds_server.core.sample import EngineFacts, EngineState, Sample
 
+_UP = EngineState.UP
 _ADMITS_NOTHING = frozenset({EngineState.DOWN, EngineState.LOADING, EngineState.SLEEPING})
 _EMPTY = EngineFacts(
     running=0.0,
@@ -92,13 +93,15 @@ def observe(
     admitted, admitted_s = flow.admitted, flow.admitted_s
     done, busy_slot_s = flow.completed, flow.busy_slot_s
     tokens, token_requests = flow.tokens, flow.token_requests
-    if after.state in _ADMITS_NOTHING:
+    # Hashing a member of an enum is a Python call: nearly every engine is up.
+    idles = after.state is not _UP and after.state in _ADMITS_NOTHING
+    if idles:
         keep = exp(-interval_s / policy.demand_smoothing_s)
         admitted *= keep
         admitted_s = admitted_s * keep + interval_s
     if total is not None and was is not None and running is not None and ran is not None:
         completed, grown = total - was, running - ran
-        if waiting is not None and waited is not None and after.state not in _ADMITS_NOTHING:
+        if waiting is not None and waited is not None and not idles:
             # Requests that clients gave up leave uncounted and read as negative admissions.
             keep = exp(-interval_s / policy.demand_smoothing_s)
             admitted = admitted * keep + completed + grown + waiting - waited

@@ -21,8 +21,9 @@ from xds_server.core.vram import VramWatch
 
 _HEALTHY = FaultState.HEALTHY
 _UP = EngineState.UP
-_GPU_FINE = frozenset({GpuHealth.OK, GpuHealth.UNKNOWN})
+_OK, _UNKNOWN, _THROTTLED = GpuHealth.OK, GpuHealth.UNKNOWN, GpuHealth.THROTTLED
 _FRESH = Freshness.FRESH
+# Members are bound once: looking one up in its enum, or hashing it, is a Python call.
 
 
 def unseen(instance: Instance, track: Track, policy: Policy) -> InstanceState:
@@ -90,7 +91,7 @@ def observe(state: InstanceState, sample: Sample, policy: Policy, now: float) ->
         or engine.state is not _UP
         or engine.restarts != track.restarts
         or sample.draining
-        or (gpu is not None and gpu.health not in _GPU_FINE)
+        or (gpu is not None and gpu.health is not _OK and gpu.health is not _UNKNOWN)
     ):
         context = Context(state.instance.id, policy.recovery, now)
         if track.restarts is not None and engine.restarts > track.restarts:
@@ -98,7 +99,7 @@ def observe(state: InstanceState, sample: Sample, policy: Policy, now: float) ->
         track = faults.observe(track, sample, context)
     if gpu is not None:
         watch = vram.observe(watch, sample, policy.vram, now)
-        if throttle is not hysteresis.OFF or gpu.health is GpuHealth.THROTTLED:
+        if throttle is not hysteresis.OFF or gpu.health is _THROTTLED:
             throttle = _throttle(throttle, sample, policy, now)
     elif previous is None or previous.gpu is not None:
         watch = vram.interrupt(watch)

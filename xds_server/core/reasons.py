@@ -38,6 +38,9 @@ _AFTER = {
     "present_at_start": "it was there at the start",
 }
 
+_HEALTHY = FaultState.HEALTHY
+_STALE = Freshness.HOLD
+_LOST = Freshness.BLIND
 BALANCED = "At its tier's mean pressure: the weight of its capacity."
 ABOVE_MEAN = "Busier than its tier's mean: less than the weight of its capacity."
 BELOW_MEAN = "Less busy than its tier's mean: more than the weight of its capacity."
@@ -109,7 +112,7 @@ def for_instance(  # noqa: PLR0917  # by position: once per instance and publica
         The rule that decided, a sentence and the numbers.
     """
     track = state.track
-    if track.state is not FaultState.HEALTHY:
+    if track.state is not _HEALTHY:
         return for_track(track, state.ceiling)
     load = state.pressure
     inputs: dict[str, float | str] = {"slots": slots, "correction": correction}
@@ -124,11 +127,11 @@ def for_instance(  # noqa: PLR0917  # by position: once per instance and publica
         return Reason(rule="gpu_throttled", text=_THROTTLED, inputs=inputs)
     if frozen:
         return Reason(rule="tier_frozen", text=_FROZEN, inputs=inputs)
-    if state.freshness is Freshness.HOLD:
+    if state.freshness is _STALE:
         return Reason(rule="telemetry_hold", text=_HOLD, inputs=inputs)
     if easing:
         return Reason(rule="telemetry_easing", text=_EASING, inputs=inputs)
-    if state.freshness is Freshness.BLIND:
+    if state.freshness is _LOST:
         return Reason(rule="telemetry_blind", text=_BLIND, inputs=inputs)
     if load is None or mean is None:
         return Reason(rule="load_unknown", text=_LOAD_UNKNOWN, inputs=inputs)

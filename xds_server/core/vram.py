@@ -32,6 +32,8 @@ class VramWatch:
     """When learning ends; None before the first reading."""
 
 
+_DEDICATED = MemoryKind.DEDICATED
+_ABSOLUTE = VramMode.ABSOLUTE
 UNSEEN = VramWatch()
 
 
@@ -49,7 +51,7 @@ def observe(watch: VramWatch, sample: Sample, policy: VramPolicy, now: float) ->
         that was still growing must begin anew.
     """
     gpu = sample.gpu
-    if gpu is None or gpu.memory_kind is not MemoryKind.DEDICATED:
+    if gpu is None or gpu.memory_kind is not _DEDICATED:
         return interrupt(watch)
     ratio, free = gpu.vram_ratio, gpu.vram_free_bytes
     if ratio is not None and (watch.learned_at is None or now < watch.learned_at):
@@ -89,7 +91,7 @@ def trip_point(watch: VramWatch, sample: Sample, policy: VramPolicy, now: float)
     Returns:
         The literal watermark in absolute mode, else no less than the reservation plus the margin.
     """
-    if policy.mode is VramMode.ABSOLUTE:
+    if policy.mode is _ABSOLUTE:
         return policy.high
     baseline = sample.engine.reserved_ratio
     if baseline is None:
