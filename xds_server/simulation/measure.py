@@ -56,7 +56,7 @@ def queue_wait(trace: Trace, start: float, end: float, quantile: float) -> float
         for request in trace.requests
         if request.tier == 0 and start <= request.arrived_at < end
     )
-    return waits[min(len(waits) - 1, ceil(quantile * len(waits)) - 1)]
+    return waits[max(0, ceil(quantile * len(waits)) - 1)]
 
 
 def spills(trace: Trace, start: float, end: float) -> list[tuple[float, float]]:
