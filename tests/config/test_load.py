@@ -315,6 +315,10 @@ BAD_VALUES = [
         "policy.weights.correction_max", 0.5, "policy.weights.correction_max: 0.5: at least 1",
         id="correction-always-down",
     ),
+    pytest.param(
+        "policy.failures.static_on_5xx", 1, "policy.failures.static_on_5xx: 1: true or false",
+        id="number-for-a-switch",
+    ),
     pytest.param("policy", [], "policy: []: a mapping", id="policy-not-a-mapping"),
     pytest.param(
         "policy.vram.mode", "maybe",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
 import socket
 import subprocess
 from pathlib import Path
@@ -150,6 +151,27 @@ async def test_an_operator_drains_an_instance_and_takes_it_back(config, tmp_path
         async with asyncio.timeout(5):
             while await health() != "healthy":
                 await asyncio.sleep(0.01)
+
+
+async def test_an_operators_drain_survives_a_crash(config, tmp_path):
+    state = tmp_path / "state"
+    async with running_server(config, state, ["--grace-s", "0"]) as server:
+        await server.event("server_warm")
+        assert (await server.post("/drain/l4-0"))[0] == 202
+        async with asyncio.timeout(15):
+            while '"state":"draining"' not in _read(state):
+                await asyncio.sleep(0.05)
+        assert await server.stop(signal.SIGKILL) == -signal.SIGKILL
+    async with running_server(config, state, ["--grace-s", "60"]) as server:
+        await server.event("server_warm", cause="restored")
+        plan = await server.get_json("/debug/plan")
+        (fallback,) = plan["models"][0]["tiers"][1]["instances"]
+        assert (fallback["id"], fallback["health"]) == ("l4-0", "draining")
+
+
+def _read(state: Path) -> str:
+    file = state / "plan.json"
+    return file.read_text() if file.exists() else ""
 
 
 async def test_authenticated_agents_register_their_instances_which_survive_a_restart(tmp_path):

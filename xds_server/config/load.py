@@ -173,6 +173,8 @@ def _expected(error: Any) -> str:
             return "a number"
         case "int_type" | "int_from_float":
             return "a whole number"
+        case "bool_type":
+            return "true or false"
         case "string_type":
             return "text"
         case "list_type" | "tuple_type":
