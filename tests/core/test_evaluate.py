@@ -287,3 +287,23 @@ def test_retargeting_neither_slows_nor_hastens_a_correction():
     brain.retarget(small_fleet())
     brain.feed(*[sample(n, 16.0, kv_ratio=0.8 if n == "a" else 0.2) for n in ALL], at=16.0)
     assert brain.weights()["a"] == 1350, "it was lost and eases from 1.4 toward 0.6"
+
+
+def test_numbers_for_people_are_renewed_without_moving_a_weight():
+    brain = Brain(small_fleet())
+    brain.run(ALL, until=60.0)
+    before, weights = brain.plan, brain.weights()
+    finished = dict.fromkeys(ALL, 120.0)
+    for at in range(61, 120):
+        for name in finished:
+            finished[name] += 3.0
+        brain.feed(
+            *[sample(n, float(at), kv_ratio=0.6, finished_total=finished[n]) for n in ALL],
+            at=float(at),
+        )
+    assert brain.plan.models[0] is not before.models[0]
+    assert brain.tier().pressure == pytest.approx(0.6)
+    assert brain.instance("a").pressure == pytest.approx(0.6)
+    assert brain.tier().demand == pytest.approx(12.0, rel=0.3)
+    assert brain.tier().demand > before.models[0].tiers[0].demand * 1.2
+    assert brain.weights() == weights

@@ -3,6 +3,9 @@
 Small moves are not worth a push: an endpoint weight is published when one of its tier moved by more
 than `publish_change_ratio`, or when a ceiling, a state, the freshness, a level or a tier's share
 changed. Whatever did not change keeps its object.
+
+Numbers that only people read (pressure, demand, capacity) are renewed when they moved far, so that a
+view or an explanation is never far off; that changes no byte of what proxies get.
 """
 
 from __future__ import annotations
@@ -30,6 +33,10 @@ from xds_server.core.tier import TierStep
 from xds_server.core.weights import allocate
 
 _HEALTHY = FaultState.HEALTHY
+_SHOWN_PRESSURE = 0.1
+"""A pressure is renewed when it moved by this much ..."""
+_SHOWN_RATIO = 0.25
+"""... and a rate when it moved by this share."""
 _SERVES = EndpointHealth.HEALTHY
 _FROZEN = "More than half of the tier sends no telemetry: its weights are kept."
 _UNFROZEN = "Enough of the tier sends telemetry again."
@@ -70,6 +77,11 @@ def model_plan(
             and before.level is step.level
             and before.weight == integers[number]
             and before.reason.rule == reason.rule
+            and not _has_moved(before.pressure, step.pressure, _SHOWN_PRESSURE)
+            and not _has_moved(before.demand, share.demand, _SHOWN_RATIO * (before.demand or 0.0))
+            and not _has_moved(
+                before.capacity, share.capacity, _SHOWN_RATIO * (before.capacity or 0.0)
+            )
         ):
             plans.append(before)
             continue
@@ -221,8 +233,11 @@ def _instances(
             news.append(True)
             continue
         track, published = state.track, before.weight
+        load, shown = state.pressure, before.pressure
         news.append(
-            track.state is not before.state
+            (load is not None if shown is None else load is None)
+            or (load is not None and shown is not None and abs(load - shown) >= _SHOWN_PRESSURE)
+            or track.state is not before.state
             or state.freshness is not before.freshness
             or state.ceiling != before.ceiling
             or (track.state is not _HEALTHY and track.cause != before.reason.rule)
@@ -262,3 +277,10 @@ def _instances(
             )
         )
     return tuple(plans)
+
+
+def _has_moved(before: float | None, after: float | None, by: float) -> bool:
+    """Whether a number for people is worth renewing."""
+    if before is None or after is None:
+        return before is not after
+    return abs(after - before) > by
