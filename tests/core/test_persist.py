@@ -155,6 +155,22 @@ def test_an_instance_at_another_address_is_not_the_kept_one():
     assert state.instance(InstanceId("a")).track.state is FaultState.HEALTHY
 
 
+def test_a_plan_from_before_a_change_of_topology_does_not_spoil_the_document():
+    brain = troubled()
+    plan = brain.plan
+    brain.retarget(
+        topology(
+            model("chat", tier("primary", "a", "b", "c"), tier("second", "q")),
+            model("new", tier("primary", "x")),
+        )
+    )
+    document = dump(brain.state, plan, brain.now)
+    assert list(document["models"]) == ["chat", "new"]
+    assert list(document["models"]["chat"]["tiers"]) == ["primary", "second", "static"]
+    restored = restore(brain.state.topology, POLICY, document, 3.0)
+    assert restored.instance(InstanceId("a")).track.state is FaultState.RECOVERING
+
+
 def change(document, path, value):
     *parents, last = path
     for key in parents:

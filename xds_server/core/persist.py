@@ -52,7 +52,12 @@ def dump(state: FleetState, plan: Plan | None, now: float) -> dict[str, Any]:
     Returns:
         A document that `restore` reads, also in another process.
     """
-    plans = {p.name: p for p in (state.plans if plan is None else plan.models)}
+    plans = {p.name: p for p in state.plans}
+    for given in () if plan is None else plan.models:
+        own = plans.get(given.name)
+        # A plan from before a change of topology has nothing to say about what changed.
+        if own is not None and [t.name for t in own.tiers] == [t.name for t in given.tiers]:
+            plans[given.name] = given
     return {
         "version": VERSION,
         "models": {
