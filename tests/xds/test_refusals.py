@@ -188,3 +188,33 @@ def test_of_a_long_error_only_the_beginning_is_kept(protocol: Protocol) -> None:
     client.publish(weights(a=2))
     client.nack(client.expect(ENDPOINT, "a"), "x" * 1_000_000)
     assert len(client.session.channels[ENDPOINT].refusal.error) == 4096
+
+
+@both
+def test_what_was_to_be_removed_with_a_refused_response_is_removed_after_it(protocol) -> None:
+    client = Dialog(protocol, timeouts(a=1))
+    client.subscribe(CLUSTER)
+    client.accept(CLUSTER, "a")
+    client.publish(timeouts(b=-1))
+    sotw = protocol is Protocol.SOTW
+    removed = [] if sotw else ["a"]
+    client.nack(client.expect(CLUSTER, "b", removed=removed), "b is bad")
+    client.accept(CLUSTER, removed=removed)
+    client.expect_nothing()
+
+
+@both
+def test_also_when_the_name_was_asked_for_while_a_response_was_under_way(protocol) -> None:
+    client = Dialog(protocol, timeouts(a=1))
+    client.subscribe(CLUSTER)
+    first = client.expect(CLUSTER, "a")
+    client.publish(timeouts(b=-1))
+    client.names[CLUSTER] = ["a", "b"]
+    client.say(CLUSTER, subscribe=["a", "b"], nonce="")
+    client.expect_nothing()
+    client.ack(first)
+    sotw = protocol is Protocol.SOTW
+    removed = [] if sotw else ["a"]
+    client.nack(client.expect(CLUSTER, "b", removed=removed), "b is bad")
+    client.accept(CLUSTER, removed=removed)
+    client.expect_nothing()

@@ -97,7 +97,10 @@ class Exchange:
             channel.suspects = (*_halves(rejections), *channel.suspects)
         channel.nacks += 1
         refusal = channel.refusal = Refusal(response.version, error[:MAX_ERROR_CHARS], names, now)
-        # A refused response without new content was a mere removal: asking again would change nothing.
+        # Removals were refused along with the rest: they are told again. A response of removals only is
+        # taken as accepted, because asking again would change nothing.
+        if changed:
+            channel.asked |= {each for each in response.removed if channel.subscription.wants(each)}
         self._settle(channel, channel.held if changed else response.view)
         channel.due = True
         return refusal

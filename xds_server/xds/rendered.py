@@ -35,6 +35,7 @@ class Response:
     body: bytes
     changed: frozenset[str]
     """Names whose content is new for the client."""
+    removed: tuple[str, ...]
     view: View
     """What the client holds after accepting it."""
 
@@ -103,7 +104,14 @@ class Rendered:
         encode = encode_sotw if question.protocol is Protocol.SOTW else encode_delta
         bare = encode(question.type_url, content)
         blank = Response(
-            question.type_url, content.version, "", 0, b"", content.changed, content.view
+            question.type_url,
+            content.version,
+            "",
+            0,
+            b"",
+            content.changed,
+            content.removed,
+            content.view,
         )
         return self._number(question.protocol, blank, bare), bare
 
@@ -123,5 +131,6 @@ class Rendered:
             serial=self._serial,
             body=with_nonce(bare, nonce),
             changed=response.changed,
+            removed=response.removed,
             view=response.view,
         )

@@ -14,7 +14,7 @@ from xds_server.xds.events import Acked, Event, Ignored, Nacked
 from xds_server.xds.exchange import Exchange
 from xds_server.xds.rendered import Rendered, Response
 from xds_server.xds.requests import SotwRequest
-from xds_server.xds.subscription import Subscription, state_of_the_world
+from xds_server.xds.subscription import FULL_STATE, Subscription, state_of_the_world
 
 
 class SotwSession:
@@ -86,10 +86,20 @@ class SotwSession:
         return False
 
     def _subscribe(self, channel: Channel, new: Subscription) -> None:
-        """Change the subscription; every name that came or went counts as not held (R18, R19)."""
-        old = channel.subscription
+        """Change the subscription: names that came are sent whatever is held (R18, R19).
+
+        What went is dropped by the client itself. What came is asked for; where responses come in parts it
+        counts as not held as well, even if a response under way holds it.
+        """
+        exchange, old = self._exchange, channel.subscription
         channel.subscription = new
-        touched = old.names ^ new.names
-        self._exchange.forget(channel, touched)
-        channel.asked = (channel.asked | (new.names - old.names)) & new.names
-        self._exchange.pardon(channel, touched)
+        came, went = new.names - old.names, old.names - new.names
+        views = (channel.held, channel.pending.view) if channel.pending else (channel.held,)
+        unwanted = {name for view in views for name in view.held if not new.wants(name)}
+        exchange.forget(channel, went.union(unwanted))
+        if channel.type_url in FULL_STATE:
+            channel.forgotten -= came
+        else:
+            exchange.forget(channel, came)
+        channel.asked = (channel.asked | came) & new.names
+        exchange.pardon(channel, came | went)
