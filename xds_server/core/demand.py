@@ -71,7 +71,7 @@ def offered(
 ) -> float | None:
     """Estimate the load offered to a model.
 
-    What arrived in the last few seconds is noisy (a Poisson stream of 25/s is known to 7 % after 4 s)
+    What arrived in the last few seconds is noisy (a Poisson stream of 25/s is known to 10 % over 4 s)
     and a tier's spill would shake with it. A move within that noise is therefore smoothed over a much
     longer time, and one beyond it is followed at once: steps are seen in seconds, noise is not.
 

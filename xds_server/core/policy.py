@@ -141,7 +141,7 @@ class WeightPolicy:
 class SpillPolicy:
     """How much of a tier's demand goes to the next tier: fed forward from demand.
 
-    The numbers come from `benchmarks/closed_loop.py`; measured against each other there.
+    The numbers were chosen on the simulated fleet that `benchmarks/closed_loop.py` plays.
     """
 
     target: float = 0.94
