@@ -245,3 +245,21 @@ def test_r14_a_reconnecting_proxy_is_never_told_that_its_waiting_listener_is_gon
         client.accept(LISTENER)
     client.ack(cds)
     client.accept(LISTENER, "l")
+
+
+@both
+def test_r14_a_silent_proxy_whose_cluster_cannot_be_sent_is_no_busy_loop(
+    protocol: Protocol,
+) -> None:
+    client = Dialog(protocol, world("a", "a"))
+    client.subscribe(ROUTE, "r")
+    client.accept(ROUTE, "r")
+    client.subscribe(CLUSTER)
+    cds = client.expect(CLUSTER, "a")
+    client.publish(world("ab", "ab"))  # b cannot be sent before a is ACKed
+    client.wait(3600)
+    client.expect_nothing()
+    assert client.session.deadline is None
+    client.ack(cds)
+    client.accept(CLUSTER, *everything(protocol, "b", "ab"))
+    client.accept(ROUTE, "r")

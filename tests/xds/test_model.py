@@ -112,6 +112,8 @@ class Client(RuleBasedStateMachine):
         while (deadline := self.session.deadline) is not None and deadline <= end:
             self.now = max(self.now, deadline)
             self.receive(self.session.on_time(self.now))
+            after = self.session.deadline
+            assert after is None or after > self.now, "a deadline in the past is a busy loop"
         self.now = end
 
     # the client

@@ -250,7 +250,7 @@ class Exchange:
             if not missing.isdisjoint(each.needs)
             and ((old := held.get(name)) is None or old.version != each.version)
         }
-        if names and clusters.pending is not None:
+        if names and clusters.pending is not None and now < clusters.sent_at + GATE_S:
             self._wake(clusters.sent_at + GATE_S)
         return frozenset(names)
 
