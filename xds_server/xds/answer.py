@@ -40,7 +40,7 @@ class Question(NamedTuple):
     view: View
     subscription: Subscription
     asked: frozenset[str] = frozenset()
-    """Names that were subscribed since the last response: they are answered whatever is held (R18, R30)."""
+    """SotW: names that were subscribed since the last response; a full state answers them (R18)."""
     fresh: bool = False
     """Nothing of this type has been sent on the stream."""
     rejected: frozenset[Rejection] = frozenset()
@@ -90,7 +90,7 @@ def answer(question: Question, current: TypeSnapshot) -> Answer | None:
     )
     gone = [name for name in held if name not in desired and question.subscription.wants(name)]
     if question.protocol is Protocol.DELTA:
-        return _delta(question, current, desired, changed, gone)
+        return _delta(question, desired, changed, gone)
     if question.type_url in FULL_STATE:
         if not (question.fresh or question.asked or changed or gone):
             return None
@@ -107,15 +107,11 @@ def answer(question: Question, current: TypeSnapshot) -> Answer | None:
 
 def _delta(
     question: Question,
-    current: TypeSnapshot,
     desired: dict[str, Resource],
     changed: frozenset[str],
     gone: list[str],
 ) -> Answer | None:
-    missing = [
-        name for name in question.asked if name not in desired and name not in current.resources
-    ]
-    removed = tuple(sorted({*gone, *missing}))
+    removed = tuple(sorted(gone))
     # A first wildcard request is answered even by nothing: the client's start-up waits for it (R37).
     hello = question.fresh and question.subscription.wildcard
     if not (changed or removed or hello):

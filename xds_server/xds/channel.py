@@ -36,6 +36,8 @@ class Channel:
     """Sent, neither ACKed nor NACKed: nothing else of the type is sent until then (R9)."""
     forgotten: frozenset[str] = NONE
     """Names to strike from `held` when the pending response is settled."""
+    doubted: frozenset[str] = NONE
+    """Names to put in doubt then."""
     asked: frozenset[str] = NONE
     rejected: frozenset[Rejection] = NO_REJECTIONS
     suspects: tuple[frozenset[Rejection], ...] = ()

@@ -90,6 +90,7 @@ class DeltaSession:
         )
         touched = (subscribe | (unsubscribe & old.names)) - {WILDCARD}
         channel.subscription = new
-        self._exchange.forget(channel, touched)
-        channel.asked = frozenset(each for each in channel.asked | touched if new.wants(each))
+        kept = frozenset(each for each in touched if new.wants(each))
+        self._exchange.forget(channel, touched - kept)
+        self._exchange.doubt(channel, kept)
         self._exchange.pardon(channel, touched)

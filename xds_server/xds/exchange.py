@@ -27,7 +27,7 @@ from xds_server.xds.blame import culprits
 from xds_server.xds.channel import NONE, Channel, Refusal
 from xds_server.xds.rendered import Rendered, Response
 from xds_server.xds.subscription import FULL_STATE, Subscription
-from xds_server.xds.view import View
+from xds_server.xds.view import UNKNOWN, View
 
 GATE_S = 2.0
 """How long a route waits for the CDS ACK, seconds: Envoy ACKs within 12 ms when its CLAs came along."""
@@ -97,24 +97,30 @@ class Exchange:
             channel.suspects = (*_halves(rejections), *channel.suspects)
         channel.nacks += 1
         refusal = channel.refusal = Refusal(response.version, error[:MAX_ERROR_CHARS], names, now)
-        # Removals were refused along with the rest: they are told again. A response of removals only is
-        # taken as accepted, because asking again would change nothing.
-        if changed:
-            channel.asked |= {each for each in response.removed if channel.subscription.wants(each)}
+        # A refused response of removals only is taken as accepted: asking again would change nothing.
         self._settle(channel, channel.held if changed else response.view)
         channel.due = True
         return refusal
 
     def _settle(self, channel: Channel, held: View) -> None:
         channel.pending = None
-        channel.held = self._rendered.without(held, channel.forgotten)
-        channel.forgotten = NONE
+        held = self._rendered.without(held, channel.forgotten)
+        channel.held = self._rendered.doubting(held, channel.doubted)
+        channel.forgotten = channel.doubted = NONE
 
     def forget(self, channel: Channel, names: frozenset[str]) -> None:
-        """Take the names as not held by the client: what is there of them is sent again."""
+        """Take the names as not held by the client: it dropped them itself."""
         channel.held = self._rendered.without(channel.held, names)
         if channel.pending is not None:
             channel.forgotten |= names
+            channel.doubted -= names
+        channel.due = True
+
+    def doubt(self, channel: Channel, names: frozenset[str]) -> None:
+        """Take the names as held in an unknown state: what there is of them is sent again."""
+        channel.held = self._rendered.doubting(channel.held, names)
+        if channel.pending is not None:
+            channel.doubted |= names
         channel.due = True
 
     def recall(self, channel: Channel, versions: Mapping[str, str]) -> None:
@@ -223,8 +229,10 @@ class Exchange:
         if channel is clusters and response.changed:
             endpoints = self.channels.get(ENDPOINT)
             if endpoints is not None:
-                self.forget(endpoints, response.changed)
-                endpoints.warming = response.changed
+                wanted = endpoints.subscription
+                again = response.changed if wanted.wildcard else response.changed & wanted.names
+                self.doubt(endpoints, again)
+                endpoints.warming = again
 
     def _blocked(self, current: TypeSnapshot, channel: Channel, now: float) -> frozenset[str]:
         """Return the names that refer to a cluster the client will get but has not accepted.
@@ -259,9 +267,11 @@ class Exchange:
         delta = self._protocol is Protocol.DELTA
         if channel.type_url != CLUSTER and not (delta and channel.type_url == ENDPOINT):
             return NONE
-        leaving = channel.held.held.keys() - current.resources.keys()
+        held = channel.held.held
+        leaving = held.keys() - current.resources.keys()
         if not leaving:
             return NONE
+        leaving = {name for name in leaving if held[name].version != UNKNOWN}
         if channel.type_url == CLUSTER:
             return frozenset(leaving & self._referred(now))
         return frozenset(leaving & self._leaving_clusters())

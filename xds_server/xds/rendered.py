@@ -35,7 +35,6 @@ class Response:
     body: bytes
     changed: frozenset[str]
     """Names whose content is new for the client."""
-    removed: tuple[str, ...]
     view: View
     """What the client holds after accepting it."""
 
@@ -47,6 +46,7 @@ class Rendered:
         self._serial = 0
         self._responses: dict[Question, tuple[Response, bytes] | None] = {}
         self._forgotten: dict[tuple[View, frozenset[str]], View] = {}
+        self._doubted: dict[tuple[View, frozenset[str]], View] = {}
         self._known: dict[frozenset[tuple[str, str]], View] = {}
         self._used: dict[tuple[Protocol, str, str], None] = {}
 
@@ -54,6 +54,7 @@ class Rendered:
         """Forget all answers: a new snapshot came."""
         self._responses.clear()
         self._forgotten.clear()
+        self._doubted.clear()
         self._known.clear()
 
     def response(self, question: Question, current: TypeSnapshot, *, after: int) -> Response | None:
@@ -84,6 +85,18 @@ class Rendered:
             found = self._forgotten[key] = view.without(names)
         return found
 
+    def doubting(self, view: View, names: frozenset[str]) -> View:
+        """Return the view with the names in doubt, the same object for every stream that asks."""
+        if not names:
+            return view
+        key = (view, names)
+        found = self._doubted.get(key)
+        if found is None:
+            if len(self._doubted) >= MAX_ENTRIES:
+                self._doubted.clear()
+            found = self._doubted[key] = view.doubting(names)
+        return found
+
     def known(self, versions: Mapping[str, str]) -> View:
         """Return the view of a client that came back with these versions by name (R36)."""
         if not versions:
@@ -110,7 +123,6 @@ class Rendered:
             0,
             b"",
             content.changed,
-            content.removed,
             content.view,
         )
         return self._number(question.protocol, blank, bare), bare
@@ -131,6 +143,5 @@ class Rendered:
             serial=self._serial,
             body=with_nonce(bare, nonce),
             changed=response.changed,
-            removed=response.removed,
             view=response.view,
         )

@@ -62,7 +62,7 @@ class SotwSession:
             self._subscribe(channel, subscription)
         elif repeated and channel.warming:
             # Envoy asks again for the endpoints of clusters that CDS changed: same names, version, nonce.
-            exchange.forget(channel, channel.warming)
+            exchange.doubt(channel, channel.warming)
             channel.warming = NONE
         return exchange.advance(now)
 
@@ -100,6 +100,6 @@ class SotwSession:
         if channel.type_url in FULL_STATE:
             channel.forgotten -= came
         else:
-            exchange.forget(channel, came)
+            exchange.doubt(channel, came)
         channel.asked = (channel.asked | came) & new.names
         exchange.pardon(channel, came | went)

@@ -7,8 +7,13 @@ and the answer to "what has to be sent to get from here to the new snapshot" is 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from xds_server.resources.snapshot import Resource
+
+UNKNOWN = ""
+"""Version of a resource of which the client may hold anything, or nothing: any content is new to it, and
+its absence has to be told."""
 
 
 class View:
@@ -26,6 +31,14 @@ class View:
         if self._needs is None:
             self._needs = frozenset().union(*(each.needs for each in self.held.values()))
         return self._needs
+
+    def doubting(self, names: frozenset[str]) -> View:
+        """Return the view in which nobody knows what the client holds of these names."""
+        doubted = {
+            name: replace(self.held.get(name, Resource(name, UNKNOWN, b"")), version=UNKNOWN)
+            for name in names
+        }
+        return View({**self.held, **doubted})
 
     def without(self, names: frozenset[str]) -> View:
         """Return the view in which the client does not hold these names."""
