@@ -2,11 +2,12 @@
 
 It only shows and forwards: everything comes through the `Inside` that it is given. There is no
 authentication, so it listens on loopback unless told otherwise, and commands from web pages of other
-sites are refused.
+sites are refused. Large pages are written in a thread, so that looking does not delay deciding.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import dataclasses
 import json
@@ -23,6 +24,7 @@ from starlette.routing import Route
 
 from xds_server.core.explain import explain
 from xds_server.core.plan import Plan
+from xds_server.metrics import Scrape
 from xds_server.resources.capability import Capability
 from xds_server.resources.render import render
 from xds_server.resources.snapshot import Snapshot
@@ -40,7 +42,7 @@ class Inside:
     fleet: Callable[[], Mapping[str, Any]]
     snapshots: Callable[[], Mapping[Capability, Snapshot]]
     proxies: Callable[[], list[Any]]
-    metrics: Callable[[], bytes]
+    metrics: Callable[[], Scrape]
     not_ready: Callable[[], str | None]
     """Why proxies are not answered yet; None when they are."""
     drain: Callable[[str, bool, str, str], None]
@@ -85,31 +87,33 @@ class _Pages:
         return PlainTextResponse(f"not ready: {reason}\n", status_code=503)
 
     async def metrics(self, _: Request) -> Response:
-        text = self._inside.metrics()
+        text = await asyncio.to_thread(self._inside.metrics().text)
         return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
     async def fleet(self, _: Request) -> Response:
-        return _json(self._inside.fleet())
+        return await asyncio.to_thread(_json, self._inside.fleet())
 
     async def plan(self, _: Request) -> Response:
         plan = self._inside.plan()
-        return _json(plan) if plan is not None else _error(503, "there is no plan yet")
+        if plan is None:
+            return _error(503, "there is no plan yet")
+        return await asyncio.to_thread(_json, plan)
 
     async def snapshot(self, request: Request) -> Response:
         snapshots = self._inside.snapshots()
         asked = request.query_params.get("capability")
         if asked is None:
-            return _json({each.value: render(found) for each, found in snapshots.items()})
+            return await asyncio.to_thread(_rendered, dict(snapshots))
         known = ", ".join(each.value for each in Capability)
         if asked not in set(Capability):
             return _error(404, f"capability {asked!r} is not one of {known}")
         found = snapshots.get(Capability(asked))
         if found is None:
             return _error(404, f"nothing is published for {asked}: no such proxy ever connected")
-        return _json(render(found))
+        return await asyncio.to_thread(lambda: _json(render(found)))
 
     async def syncz(self, _: Request) -> Response:
-        return _json(self._inside.proxies())
+        return await asyncio.to_thread(_json, self._inside.proxies())
 
     async def explain(self, request: Request) -> Response:
         subject = request.query_params.get("subject")
@@ -141,6 +145,10 @@ class _Pages:
         except UnknownInstanceError:
             return _error(404, f"there is no instance {name!r}")
         return _json({"instance": name, "draining": draining}, status=202)
+
+
+def _rendered(snapshots: Mapping[Capability, Snapshot]) -> Response:
+    return _json({each.value: render(found) for each, found in snapshots.items()})
 
 
 def _error(status: int, text: str) -> Response:

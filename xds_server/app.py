@@ -297,7 +297,7 @@ class App:
             fleet=lambda: describe_fleet(self.loop, self.registry, self._clock()),
             snapshots=lambda: self.loop.snapshots,
             proxies=self.xds.status,
-            metrics=Exposition(self.tally, self._gauges).text,
+            metrics=Exposition(self.tally, self._gauges).take,
             not_ready=self._not_ready,
             drain=self._drain,
         )

@@ -134,25 +134,41 @@ class Tally:
         rows[-2] += 1
 
 
-class Exposition(Collector):
+class Exposition:
     """All metrics as Prometheus text; gauges are asked for when somebody scrapes."""
 
     def __init__(self, tally: Tally, gauges: Callable[[], Iterable[Reading]]) -> None:
         self._tally = tally
         self._gauges = gauges
-        self._registry = CollectorRegistry(auto_describe=False)
-        self._registry.register(self)
+
+    def take(self) -> Scrape:
+        """Read everything at one moment, quickly, on the event loop."""
+        return Scrape(
+            readings=[
+                *self._gauges(),
+                *((name, labels, value) for (name, labels), value in self._tally.counts.items()),
+            ],
+            histograms={name: list(rows) for name, rows in self._tally.histograms.items()},
+        )
+
+
+class Scrape(Collector):
+    """What was read for one scrape. Writing it as text takes long with many instances."""
+
+    def __init__(self, readings: list[Reading], histograms: dict[str, list[float]]) -> None:
+        self._readings = readings
+        self._histograms = histograms
 
     def text(self) -> bytes:
-        """Return the text of one scrape."""
-        return generate_latest(self._registry)
+        """Return the text; may run in any thread."""
+        registry = CollectorRegistry(auto_describe=False)
+        registry.register(self)
+        return generate_latest(registry)
 
     def collect(self) -> Iterator[CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily]:
         """Yield every family of the table."""
         readings: dict[str, list[tuple[Labels, float]]] = {}
-        for name, labels, value in self._gauges():
-            readings.setdefault(name, []).append((labels, value))
-        for (name, labels), value in self._tally.counts.items():
+        for name, labels, value in self._readings:
             readings.setdefault(name, []).append((labels, value))
         for name, metric in METRICS.items():
             if metric.kind == "histogram":
@@ -171,7 +187,7 @@ class Exposition(Collector):
             yield family
 
     def _histogram(self, name: str, metric: Metric) -> HistogramMetricFamily:
-        rows = self._tally.histograms.get(name, [0.0] * (len(metric.buckets) + 2))
+        rows = self._histograms.get(name, [0.0] * (len(metric.buckets) + 2))
         total = 0.0
         buckets: list[tuple[str, float]] = []
         for bound, count in zip((*metric.buckets, float("inf")), rows[:-1], strict=True):

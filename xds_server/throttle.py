@@ -6,8 +6,14 @@ from dataclasses import dataclass
 
 MIN_GAP_S = 0.001
 """Least time between two evaluations: what arrives within it is decided together."""
-BUSY_SHARE = 0.25
-"""The most of a core that evaluations may take while they change nothing."""
+DEAR_S = 0.002
+"""An evaluation of this cost is followed by a pause as long as itself; a cheaper one by less."""
+LONGEST_PAUSE = 3.0
+"""The dearest evaluations are followed by this many times their cost: a quarter of a core at most.
+
+Cheap evaluations come quickly one after the other, so that samples do not wait for company; dear ones
+(ten thousand samples a second, thousands of instances) leave the processor to the streams.
+"""
 
 
 @dataclass(slots=True)
@@ -32,7 +38,8 @@ class Throttle:
             cost_s: Processor time it took: on a busy machine much less than the time that passed.
             published: Whether anything was pushed.
         """
-        gap = max(MIN_GAP_S, min(self.gap_s, cost_s * (1 / BUSY_SHARE - 1)))
+        pause = cost_s * min(LONGEST_PAUSE, cost_s / DEAR_S)
+        gap = max(MIN_GAP_S, min(self.gap_s, pause))
         self._earliest = ended + gap
         if published:
             self._earliest = max(self._earliest, started + self.gap_s)

@@ -18,7 +18,7 @@ def _restore_logging():
 
 
 def families(tally: Tally, gauges=()):
-    text = Exposition(tally, lambda: gauges).text().decode()
+    text = Exposition(tally, lambda: gauges).take().text().decode()
     return {each.name: each for each in text_string_to_metric_families(text)}
 
 
