@@ -16,6 +16,7 @@ from xds_server.resources.capability import Capability
 from xds_server.resources.snapshot import CLUSTER, ENDPOINT, Snapshot
 from xds_server.xds.cache import SnapshotCache
 from xds_server.xds.server import XdsServer
+from xds_server.xds.syncz import SyncState
 from xds_server.xds.transport import options
 
 GROUP = Capability.AGGREGATE
@@ -161,7 +162,7 @@ async def test_a_bug_in_a_push_ends_the_stream_and_is_reported() -> None:
     cache = SnapshotCache()
     cache.publish(GROUP, world())
     async with (
-        serving(cache) as (_, port),
+        serving(cache) as (xds, port),
         grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel,
         RawStream(channel) as stream,
     ):
@@ -169,7 +170,11 @@ async def test_a_bug_in_a_push_ends_the_stream_and_is_reported() -> None:
         await stream.ask(CLUSTER, nonce=(await stream.response()).nonce)
         broken = world(5)
         object.__setattr__(broken, "of_type", None)
-        await asyncio.sleep(0.05)
+
+        async def acked() -> bool:
+            return xds.status()[0].types[0].state is SyncState.SYNCED
+
+        await eventually(acked)
         cache.publish(GROUP, broken)
         with pytest.raises(EOFError):
             await stream.response()

@@ -27,7 +27,7 @@ from xds_server.xds.blame import culprits
 from xds_server.xds.channel import NONE, Channel, Refusal
 from xds_server.xds.rendered import Rendered, Response
 from xds_server.xds.subscription import FULL_STATE, Subscription
-from xds_server.xds.view import UNKNOWN, View
+from xds_server.xds.view import View
 
 GATE_S = 2.0
 """How long a route waits for the CDS ACK, seconds: Envoy ACKs within 12 ms when its CLAs came along."""
@@ -104,9 +104,11 @@ class Exchange:
 
     def _settle(self, channel: Channel, held: View) -> None:
         channel.pending = None
-        held = self._rendered.without(held, channel.forgotten)
-        channel.held = self._rendered.doubting(held, channel.doubted)
-        channel.forgotten = channel.doubted = NONE
+        channel.held = held
+        if channel.forgotten or channel.doubted:
+            held = self._rendered.without(held, channel.forgotten)
+            channel.held = self._rendered.doubting(held, channel.doubted)
+            channel.forgotten = channel.doubted = NONE
 
     def forget(self, channel: Channel, names: frozenset[str]) -> None:
         """Take the names as not held by the client: it dropped them itself."""
@@ -267,14 +269,12 @@ class Exchange:
         delta = self._protocol is Protocol.DELTA
         if channel.type_url != CLUSTER and not (delta and channel.type_url == ENDPOINT):
             return NONE
-        held = channel.held.held
-        leaving = held.keys() - current.resources.keys()
+        leaving = self._rendered.leaving(channel.held, current)
         if not leaving:
             return NONE
-        leaving = {name for name in leaving if held[name].version != UNKNOWN}
         if channel.type_url == CLUSTER:
-            return frozenset(leaving & self._referred(now))
-        return frozenset(leaving & self._leaving_clusters())
+            return leaving & self._referred(now)
+        return leaving & self._leaving_clusters()
 
     def _referred(self, now: float) -> set[str]:
         """Return the clusters named by routes and listeners that the client has or may have."""

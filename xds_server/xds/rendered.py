@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from xds_server.resources.snapshot import Resource, TypeSnapshot
 from xds_server.xds.answer import Protocol, Question, answer
 from xds_server.xds.proto import encode_delta, encode_sotw, with_nonce
-from xds_server.xds.view import EMPTY, View
+from xds_server.xds.view import EMPTY, UNKNOWN, View
 
 MAX_ENTRIES = 4096
 """Distinct client states remembered per snapshot; beyond them everything is forgotten and found anew."""
@@ -47,6 +47,7 @@ class Rendered:
         self._responses: dict[Question, tuple[Response, bytes] | None] = {}
         self._forgotten: dict[tuple[View, frozenset[str]], View] = {}
         self._doubted: dict[tuple[View, frozenset[str]], View] = {}
+        self._leaving: dict[tuple[View, str, str], frozenset[str]] = {}
         self._known: dict[frozenset[tuple[str, str]], View] = {}
         self._used: dict[tuple[Protocol, str, str], None] = {}
 
@@ -55,6 +56,7 @@ class Rendered:
         self._responses.clear()
         self._forgotten.clear()
         self._doubted.clear()
+        self._leaving.clear()
         self._known.clear()
 
     def response(self, question: Question, current: TypeSnapshot, *, after: int) -> Response | None:
@@ -95,6 +97,20 @@ class Rendered:
             if len(self._doubted) >= MAX_ENTRIES:
                 self._doubted.clear()
             found = self._doubted[key] = view.doubting(names)
+        return found
+
+    def leaving(self, view: View, current: TypeSnapshot) -> frozenset[str]:
+        """Return the names that are held for certain and left the snapshot."""
+        key = (view, current.type_url, current.version)
+        found = self._leaving.get(key)
+        if found is None:
+            if len(self._leaving) >= MAX_ENTRIES:
+                self._leaving.clear()
+            found = self._leaving[key] = frozenset(
+                name
+                for name, each in view.held.items()
+                if name not in current.resources and each.version != UNKNOWN
+            )
         return found
 
     def known(self, versions: Mapping[str, str]) -> View:
