@@ -470,6 +470,17 @@ async def test_a_push_of_another_type_during_a_write_goes_out_without_waiting_fo
             assert (cds.type_url, eds.type_url) == (CLUSTER, ENDPOINT)
 
 
+@both
+async def test_r14_the_wait_for_a_silent_proxy_ends_by_itself(method: str, monkeypatch) -> None:
+    monkeypatch.setattr("xds_server.xds.exchange.GATE_S", 0.3)
+    async with world() as (_, _, channel), RawStream(channel, method) as stream:
+        await stream.ask(CLUSTER)
+        await stream.ask(ROUTE, ["r"])
+        assert (await stream.response()).type_url == CLUSTER
+        await stream.nothing(quiet_s=0.05)
+        assert (await stream.response()).type_url == ROUTE
+
+
 def test_the_wire_form_of_a_response_is_what_the_library_would_make() -> None:
     from xds_server.xds.proto import with_nonce
 
