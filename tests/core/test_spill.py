@@ -428,6 +428,18 @@ def live(history):
     return state, now
 
 
+@pytest.mark.parametrize("available", [0.0, 5e-324, 1e-300, 1e-9])
+def test_a_capacity_too_small_to_divide_by_is_none(available):
+    pressed = reading(
+        available_slots=available, flows=(flow(25.0),), level=Level.CRITICAL, waiting=9.0
+    )
+
+    first, last = once(pressed, STATIC)
+
+    assert (first.share, first.spill) == (0.0, 1.0)
+    assert last.share == 1.0
+
+
 @given(HISTORY)
 @FEW
 def test_shares_are_shares_and_the_same_history_gives_the_same_bytes(history):

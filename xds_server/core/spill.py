@@ -30,6 +30,8 @@ from xds_server.core.plan import Level, Reason
 from xds_server.core.policy import SpillPolicy
 from xds_server.core.record import record
 
+_SLOTS_MIN = 1e-6
+"""Fewer slots than this are none: a number so small would divide to infinity."""
 _FILL_MIN = 0.1
 """An engine that runs nothing while requests wait is stuck, not small: the fault rules deal with it."""
 
@@ -165,7 +167,7 @@ def step(
     clock = _Clock(now, 0.0 if state.at is None else max(0.0, now - state.at), is_first)
     throughputs = [demands.add_up(reading.flows) for reading in readings]
     demand = state.demand
-    if any(reading.available_slots > 0.0 for reading in readings):
+    if any(reading.available_slots > _SLOTS_MIN for reading in readings):
         # While no engine may take anything there is nothing to see, not nothing to do.
         demand = demands.offered(
             demand,
@@ -226,7 +228,7 @@ def _learn_slots(
 ) -> TierSpill:
     """Believe the slots that run while a long queue waits for more."""
     seen = reading.available_slots * reading.fresh_ratio
-    if reading.frozen or seen <= 0.0 or reading.running is None or reading.waiting is None:
+    if reading.frozen or seen <= _SLOTS_MIN or reading.running is None or reading.waiting is None:
         return memory
     occupied = min(1.0, reading.running / seen)
     fill = memory.fill_ratio
@@ -242,7 +244,7 @@ def _decide(tier: _Tier, policy: SpillPolicy, clock: _Clock) -> tuple[float, Tie
     """Return the spill that is wanted, and the memory with the spill that is allowed now."""
     memory, reading = tier.memory, tier.reading
     available = reading.available_slots
-    if available <= 0.0:
+    if available <= _SLOTS_MIN:
         return 1.0, replace(
             memory,
             spill=1.0,
