@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 MIN_GAP_S = 0.001
 """Least time between two evaluations: what arrives within it is decided together."""
-DEAR_S = 0.002
+DEAR_S = 0.003
 """An evaluation of this cost is followed by a pause as long as itself; a cheaper one by less."""
 LONGEST_PAUSE = 3.0
 """The dearest evaluations are followed by this many times their cost: a quarter of a core at most.
