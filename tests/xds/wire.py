@@ -13,7 +13,7 @@ from google.rpc import status_pb2
 
 from xds_server.xds.cache import SnapshotCache
 from xds_server.xds.server import XdsServer, XdsSettings
-from xds_server.xds.transport import make_server
+from xds_server.xds.transport import TransportSettings, make_server
 
 ADS = "/envoy.service.discovery.v3.AggregatedDiscoveryService/"
 QUIET_S = 0.15
@@ -26,10 +26,11 @@ async def serving(
     port: int = 0,
     settings: XdsSettings | None = None,
     observer: Any = None,
+    transport: TransportSettings | None = None,
 ) -> AsyncIterator[tuple[XdsServer, int]]:
     """Run the xDS server on loopback for as long as the block lasts."""
     xds = XdsServer(cache, settings=settings, observer=observer)
-    server = make_server()
+    server = make_server(transport)
     server.add_generic_rpc_handlers(xds.handlers())
     bound = server.add_insecure_port(f"127.0.0.1:{port}")
     await server.start()

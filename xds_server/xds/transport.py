@@ -44,6 +44,8 @@ def options(settings: TransportSettings | None = None) -> list[tuple[str, int]]:
         ("grpc.max_send_message_length", -1),
         ("grpc.keepalive_time_ms", int(chosen.keepalive_s * 1000)),
         ("grpc.keepalive_timeout_ms", int(chosen.keepalive_timeout_s * 1000)),
+        # Without it the answer to a keepalive ping is awaited for a minute, whatever the line above says.
+        ("grpc.http2.ping_timeout_ms", int(chosen.keepalive_timeout_s * 1000)),
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.max_pings_without_data", 0),
         # Clients ping as they like (istiod every 30 s, Envoy and agents as configured): never a GOAWAY
