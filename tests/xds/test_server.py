@@ -498,16 +498,19 @@ async def test_a_proxy_that_vanished_without_a_word_is_noticed_in_time():
     cache = SnapshotCache()
     cache.publish(AGGREGATE, A)
     patience = TransportSettings(keepalive_s=1.0, keepalive_timeout_s=1.0)
-    async with serving(cache, transport=patience) as (xds, port), Blackhole(port) as between:
-        async with grpc.aio.insecure_channel(between.address) as channel:
-            async with RawStream(channel) as stream:
-                await stream.ask(CLUSTER)
-                await stream.response()
-                assert xds.stream_count == 1
+    async with (
+        serving(cache, transport=patience) as (xds, port),
+        Blackhole(port) as between,
+        grpc.aio.insecure_channel(between.address) as channel,
+        RawStream(channel) as stream,
+    ):
+        await stream.ask(CLUSTER)
+        await stream.response()
+        assert xds.stream_count == 1
 
-                between.swallow = True
+        between.swallow = True
 
-                async def is_gone() -> bool:
-                    return xds.stream_count == 0
+        async def is_gone() -> bool:
+            return xds.stream_count == 0
 
-                await eventually(is_gone, what="the stream ended", timeout_s=10)
+        await eventually(is_gone, what="the stream ended", timeout_s=10)
