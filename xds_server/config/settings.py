@@ -46,8 +46,10 @@ class Setting:
 SETTINGS: tuple[Setting, ...] = (
     Setting(
         name="xds_listen",
-        default="0.0.0.0:18000",
-        help="ip:port for proxies (xDS) and agents (telemetry); port 0 takes a free one.",
+        # Neither side is authenticated by default: who lets other hosts in decides so.
+        default="127.0.0.1:18000",
+        help="ip:port for proxies (xDS) and agents (telemetry); port 0 takes a free one; "
+        "0.0.0.0:18000 lets other hosts in.",
     ),
     Setting(
         name="admin_listen",
