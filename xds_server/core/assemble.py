@@ -155,6 +155,7 @@ def build(
     return ModelState(
         model=model,
         tiers=tuple([step.state for step in steps]),
+        steps=tuple(steps),
         spill=spilled,
         plan=plan,
         deadline=due if again_at is None else min(due, again_at),

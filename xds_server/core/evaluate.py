@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from math import inf
+from operator import is_not
 
 from xds_server.core import events as happened
 from xds_server.core import instance, publish, spill
@@ -23,7 +24,7 @@ from xds_server.core.inputs import Drain, Input
 from xds_server.core.plan import Event, Plan
 from xds_server.core.policy import Policy
 from xds_server.core.sample import Sample
-from xds_server.core.state import FleetState, InstanceState, ModelState, TierState
+from xds_server.core.state import FleetState, InstanceState, ModelState, TierState, TierStep
 
 __all__ = ["evaluate", "initial_state", "retarget"]
 
@@ -65,13 +66,16 @@ def evaluate(
     if not touched and not due:
         return _unchanged(state, events)
     models = list(state.models)
+    plans = state.plans
     for number in sorted(touched.keys() | due):
-        models[number] = _step(models[number], touched.get(number, []), policy, now, events)
-    plans = tuple([model.plan for model in models])
-    if all(new is old for new, old in zip(plans, state.plans, strict=True)):
-        plans = state.plans
+        before = models[number]
+        after = models[number] = _step(before, touched.get(number, []), policy, now, events)
+        if after.plan is not before.plan:
+            plans = ()
+    if not plans:
+        plans = tuple([model.plan for model in models])
     deadline = min([model.deadline for model in models], default=inf)
-    after = FleetState(
+    fleet = FleetState(
         topology=state.topology,
         models=tuple(models),
         plans=plans,
@@ -79,7 +83,7 @@ def evaluate(
         started_at=state.started_at,
         deadline=deadline,
     )
-    return after, Plan(
+    return fleet, Plan(
         models=plans,
         next_deadline=None if deadline == inf else deadline,
         events=tuple(events),
@@ -102,30 +106,76 @@ def _step(
     now: float,
     events: list[Event],
 ) -> ModelState:
-    """Step the instances that something happened to, then every tier, then the spill."""
+    """Step the instances that something happened to, then their tiers, then the spill."""
     is_due = now >= model.deadline
+    settles_at = now + policy.weights.settle_s
+    is_quiet = settles_at > now and not is_due
+    bound = policy.weights.publish_change_ratio / 2.0
+    earliest = settles_at
     renewed: list[list[InstanceState] | None] = [None] * len(model.tiers)
     for tier, position, item in news:
         instances = renewed[tier]
         if instances is None:
             instances = renewed[tier] = list(model.tiers[tier].instances)
+        before = instances[position]
         if isinstance(item, Sample):
-            instances[position] = instance.observe(instances[position], item, policy, now)
+            after = instance.observe(before, item, policy, now)
         else:
-            instances[position] = _drain(instances[position], item, policy, now)
-    stepped = []
-    for tier_state, instances in zip(model.tiers, renewed, strict=True):
+            after = _drain(before, item, policy, now)
+        if after is before:
+            continue
+        instances[position] = after
+        if is_quiet:
+            is_quiet = _says_little(model.steps[tier].state.instances[position], after, bound)
+            earliest = min(earliest, after.deadline)
+    if is_quiet:
+        return _settle(model, renewed, earliest)
+    tier_steps = []
+    for tier_state, instances, last in zip(model.tiers, renewed, model.steps, strict=True):
         current = instances
         if is_due:
             current = [
                 s if now < s.deadline else instance.elapse(s, policy, now)
                 for s in instances or tier_state.instances
             ]
-        stepped.append(_renew(model, tier_state, current, events))
-    if not is_due and all(new is old for (new, _), old in zip(stepped, model.tiers, strict=True)):
+        ready, shaken = _renew(model, tier_state, current, events)
+        if ready is last.state and now < last.deadline:
+            tier_steps.append(last)
+        else:
+            tier_steps.append(tiers.step(ready, shaken, policy, now))
+    if not is_due and all(new is old for new, old in zip(tier_steps, model.steps, strict=True)):
         return model
-    steps = [tiers.step(current, shaken, policy, now) for current, shaken in stepped]
-    return _decide(model, steps, policy, now, events)
+    return _decide(model, tier_steps, policy, now, events)
+
+
+def _says_little(weighed: InstanceState, after: InstanceState, bound: float) -> bool:
+    """Whether an instance can wait: against what was last decided upon only its load moved, little."""
+    if (
+        after.track is not weighed.track
+        or after.freshness is not weighed.freshness
+        or after.throttle is not weighed.throttle
+        or after.vram.latch is not weighed.vram.latch
+        or after.slots != weighed.slots
+    ):
+        return False
+    load, then = after.pressure, weighed.pressure
+    if load is None or then is None:
+        return load is then
+    return -bound <= load - then <= bound
+
+
+def _settle(model: ModelState, renewed: list[list[InstanceState] | None], due: float) -> ModelState:
+    """Put quiet samples in place; they are decided upon when they are due."""
+    is_same = True
+    after = list(model.tiers)
+    for number, instances in enumerate(renewed):
+        if instances is not None and any(map(is_not, instances, after[number].instances)):
+            after[number] = after[number].holding(tuple(instances))
+            is_same = False
+    if is_same:
+        return model
+    due = min(model.deadline, due)
+    return ModelState(model.model, tuple(after), model.steps, model.spill, model.plan, due)
 
 
 def _renew(
@@ -152,7 +202,7 @@ def _renew(
         ):
             continue
         events += happened.of_instance(model.model.name, tier.tier.name, before, after)
-    return (tier if is_same else replace(tier, instances=tuple(instances))), shaken
+    return (tier if is_same else tier.holding(tuple(instances))), shaken
 
 
 def _drain(state: InstanceState, order: Drain, policy: Policy, now: float) -> InstanceState:
@@ -164,7 +214,7 @@ def _drain(state: InstanceState, order: Drain, policy: Policy, now: float) -> In
 
 def _decide(
     model: ModelState,
-    steps: list[tiers.TierStep],
+    steps: list[TierStep],
     policy: Policy,
     now: float,
     events: list[Event],
@@ -180,6 +230,7 @@ def _decide(
     return ModelState(
         model=model.model,
         tiers=tuple([step.state for step in steps]),
+        steps=tuple(steps),
         spill=spilled,
         plan=plan,
         deadline=due,

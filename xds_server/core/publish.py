@@ -28,8 +28,7 @@ from xds_server.core.plan import (
 )
 from xds_server.core.policy import WeightPolicy
 from xds_server.core.spill import TierShare
-from xds_server.core.state import ModelState
-from xds_server.core.tier import TierStep
+from xds_server.core.state import ModelState, TierStep
 from xds_server.core.weights import allocate
 
 _HEALTHY = FaultState.HEALTHY

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from xds_server.core.faults import Track
 from xds_server.core.flow import InstanceFlow
 from xds_server.core.hysteresis import Latch
 from xds_server.core.levels import LevelTrack
 from xds_server.core.model import Instance, InstanceId, Model, Tier, Topology
-from xds_server.core.plan import Event, Freshness, ModelPlan
+from xds_server.core.plan import Event, Freshness, Level, ModelPlan
 from xds_server.core.pressure import Held
 from xds_server.core.record import record
 from xds_server.core.sample import Sample
-from xds_server.core.spill import SpillState
+from xds_server.core.spill import SpillState, TierReading
 from xds_server.core.vram import VramWatch
 
 
@@ -59,6 +60,34 @@ class TierState:
     is_known: bool
     """Whether enough of it was ever heard: what was never known is not frozen and eases nowhere."""
 
+    def holding(self, instances: tuple[InstanceState, ...]) -> TierState:
+        """Return the same tier with other states of its instances."""
+        return TierState(
+            self.tier,
+            instances,
+            self.corrections,
+            self.easing,
+            self.eased_at,
+            self.level,
+            self.frozen_since,
+            self.is_known,
+        )
+
+
+class TierStep(NamedTuple):
+    """What the last step of a tier found. It holds until its deadline, or until `state` differs."""
+
+    state: TierState
+    """The tier as it was weighed."""
+    level: Level
+    pressure: float | None
+    weights: list[int]
+    """Endpoint weights, at least 1, in the order of the instances."""
+    slots: list[float]
+    mean: float | None
+    reading: TierReading
+    deadline: float
+
 
 @record
 class ModelState:
@@ -66,6 +95,9 @@ class ModelState:
 
     model: Model
     tiers: tuple[TierState, ...]
+    """With the newest samples."""
+    steps: tuple[TierStep, ...]
+    """What was last decided upon; quiet samples may have come since."""
     spill: SpillState
     plan: ModelPlan
     deadline: float

@@ -16,7 +16,7 @@ from xds_server.core.levels import LevelTrack
 from xds_server.core.plan import Freshness, Level
 from xds_server.core.policy import Policy
 from xds_server.core.spill import TierReading
-from xds_server.core.state import InstanceState, TierState
+from xds_server.core.state import InstanceState, TierState, TierStep
 
 _BLIND = Freshness.BLIND
 _FRESH = Freshness.FRESH
@@ -43,20 +43,6 @@ class Sums(NamedTuple):
     """Whether an instance that serves is known to have a queue."""
     lag_s: float | None
     tripped: bool
-
-
-class TierStep(NamedTuple):
-    """What `step` found."""
-
-    state: TierState
-    level: Level
-    pressure: float | None
-    weights: list[int]
-    """Endpoint weights, at least 1, in the order of the instances."""
-    slots: list[float]
-    mean: float | None
-    reading: TierReading
-    deadline: float
 
 
 def step(state: TierState, shaken: set[int], policy: Policy, now: float) -> TierStep:
