@@ -189,10 +189,10 @@ class ControlLoop:
                 return
 
     def _evaluate(self, inputs: Sequence[Input], now: float) -> Plan | None:
-        for each in inputs:
-            if isinstance(each, Sample):
-                self.latest[each.instance] = each
-                self._tally.observe("fleet_sample_age_seconds", now - each.observed_at)
+        samples = [each for each in inputs if isinstance(each, Sample)]
+        self.latest.update({each.instance: each for each in samples})
+        ages = [now - each.observed_at for each in samples]
+        self._tally.observe("fleet_sample_age_seconds", *ages)
         plan = self._try(inputs, now)
         if plan is None and len(inputs) > 1:
             # One of them is poison; the others must not suffer for it.

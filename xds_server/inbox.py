@@ -30,11 +30,12 @@ class Inbox:
     def offer(self, sample: Sample) -> None:
         """Take a sample; an older one of the instance gives way unless it said something urgent."""
         name = sample.instance
-        before = self._samples.get(name)
-        is_new = not self
+        samples = self._samples
+        before = samples.get(name)
+        is_new = not samples and not self._first
         if before is not None and before.urgent and not sample.urgent:
             self._first.append(before)
-        self._samples[name] = sample
+        samples[name] = sample
         if sample.urgent:
             if name not in self._faulty:
                 self._faulty.add(name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
@@ -120,18 +121,15 @@ class Tally:
         """Return a counter."""
         return self.counts.get((name, labels), 0.0)
 
-    def observe(self, name: str, value: float) -> None:
-        """Put one value into a histogram."""
+    def observe(self, name: str, *values: float) -> None:
+        """Put values into a histogram."""
         buckets = METRICS[name].buckets
         rows = self.histograms.get(name)
         if rows is None:
             rows = self.histograms[name] = [0.0] * (len(buckets) + 2)
-        rows[-1] += value
-        for index, bound in enumerate(buckets):
-            if value <= bound:
-                rows[index] += 1
-                return
-        rows[-2] += 1
+        for value in values:
+            rows[bisect_left(buckets, value)] += 1
+            rows[-1] += value
 
 
 class Exposition:

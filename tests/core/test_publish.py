@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.fakes.brain import Brain, model, small_fleet, tier, topology
 from xds_server.core.publish import route
 
 
@@ -35,3 +36,14 @@ def test_nothing_is_lost_and_nothing_goes_where_nobody_is(tiers):
     assert sum(given_to) == pytest.approx(1.0)
     if any(able):
         assert all(can or share == 0.0 for share, can in zip(given_to, able, strict=True))
+
+
+def test_instances_that_change_places_keep_their_plans_and_an_exchanged_one_gets_its_own():
+    brain = Brain(small_fleet())
+    brain.run(("a", "b", "c", "f"), until=60.0)
+    before = {name: brain.instance(name) for name in "abc"}
+    brain.retarget(topology(model("chat", tier("primary", "b", "a", "d"), tier("fallback", "f"))))
+    assert brain.instance("a") is before["a"]
+    assert brain.instance("b") is before["b"]
+    assert [each.id for each in brain.tier().instances] == ["b", "a", "d"]
+    assert brain.instance("d").ceiling == 0.10

@@ -111,29 +111,30 @@ def observe(
         if interval_s <= policy.capacity_window_s:
             parts = completed + policy.in_progress_credit * grown
             keep = exp(-interval_s / policy.capacity_window_s)
-            kept = _keep(done, keep, policy)
-            done = done * kept + parts
+            # All of what rests on few requests is kept.
+            least = policy.capacity_requests
+            if done > least:
+                kept = keep if keep * done > least else least / done
+                busy_slot_s *= kept
+                done *= kept
+            done += parts
             done = max(done, 0.0)
-            busy_slot_s = busy_slot_s * kept + interval_s * (running - grown / 2.0)
-            prompt = _growth(before.prompt_tokens_total, after.prompt_tokens_total)
-            generated = _growth(before.generation_tokens_total, after.generation_tokens_total)
-            if prompt is not None and generated is not None:
-                kept = _keep(token_requests, keep, policy)
-                tokens = tokens * kept + prompt + generated
-                token_requests = max(0.0, token_requests * kept + parts)
+            busy_slot_s += interval_s * (running - grown / 2.0)
+            prompt, prompted = after.prompt_tokens_total, before.prompt_tokens_total
+            made, had_made = after.generation_tokens_total, before.generation_tokens_total
+            if (
+                prompt is not None
+                and prompted is not None
+                and made is not None
+                and had_made is not None
+            ):
+                if token_requests > least:
+                    kept = keep if keep * token_requests > least else least / token_requests
+                    tokens *= kept
+                    token_requests *= kept
+                tokens += max(0.0, prompt - prompted) + max(0.0, made - had_made)
+                token_requests = max(0.0, token_requests + parts)
     # By position: ten thousand of these are made in 50 ms (see `record`).
     return InstanceFlow(
         sample.observed_at, admitted, admitted_s, done, busy_slot_s, tokens, token_requests
     )
-
-
-def _growth(before: float | None, after: float | None) -> float | None:
-    """How much a counter grew; None when either end is missing."""
-    return None if before is None or after is None else max(0.0, after - before)
-
-
-def _keep(requests: float, keep: float, policy: SpillPolicy) -> float:
-    """What is kept of sums that rest on this many requests: all of it where they are few."""
-    if requests <= policy.capacity_requests:
-        return 1.0
-    return max(keep, policy.capacity_requests / requests)

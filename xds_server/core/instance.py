@@ -15,7 +15,7 @@ from xds_server.core.hysteresis import Latch
 from xds_server.core.model import Instance
 from xds_server.core.plan import FaultState, Freshness
 from xds_server.core.policy import Policy
-from xds_server.core.sample import EngineState, GpuHealth, Sample
+from xds_server.core.sample import EngineState, GpuHealth, MemoryKind, Sample
 from xds_server.core.state import InstanceState
 from xds_server.core.vram import VramWatch
 
@@ -23,6 +23,7 @@ _HEALTHY = FaultState.HEALTHY
 _UP = EngineState.UP
 _OK, _UNKNOWN, _THROTTLED = GpuHealth.OK, GpuHealth.UNKNOWN, GpuHealth.THROTTLED
 _FRESH = Freshness.FRESH
+_DEDICATED = MemoryKind.DEDICATED
 # Members are bound once: looking one up in its enum, or hashing it, is a Python call.
 
 
@@ -98,7 +99,22 @@ def observe(state: InstanceState, sample: Sample, policy: Policy, now: float) ->
             watch = vram.restart(watch)
         track = faults.observe(track, sample, context)
     if gpu is not None:
-        watch = vram.observe(watch, sample, policy.vram, now)
+        # As `vram.observe` for memory that is there, without the call: nothing trips at or below
+        # `high`, and nothing is learned from more than the least ratio.
+        ratio, free, latch = gpu.vram_ratio, gpu.vram_free_bytes, watch.latch
+        least = watch.least
+        if (
+            ratio is None
+            or free is None
+            or least is None
+            or ratio < least
+            or ratio > policy.vram.high
+            or free < policy.vram.free_floor_bytes
+            or latch.on
+            or latch.since is not None
+            or gpu.memory_kind is not _DEDICATED
+        ):
+            watch = vram.observe(watch, sample, policy.vram, now)
         if throttle is not hysteresis.OFF or gpu.health is _THROTTLED:
             throttle = _throttle(throttle, sample, policy, now)
     elif previous is None or previous.gpu is not None:

@@ -127,7 +127,7 @@ class WeightPolicy:
     """The weight of an instance of average capacity."""
     publish_change_ratio: float = 0.02
     """Weights are published when one moves by more than this, or a ceiling changes."""
-    settle_s: float = 0.25
+    settle_s: float = 0.5
     """A sample that cannot move a weight that far by itself (its pressure moved by at most half of
     `publish_change_ratio`, and nothing else) is decided upon within this time, together with the others
     of its model. Far below the seconds over which demand is smoothed, and ten times cheaper than a

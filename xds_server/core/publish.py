@@ -28,7 +28,7 @@ from xds_server.core.plan import (
 )
 from xds_server.core.policy import WeightPolicy
 from xds_server.core.spill import TierShare
-from xds_server.core.state import ModelState, TierStep
+from xds_server.core.state import InstanceState, ModelState, TierStep
 from xds_server.core.weights import allocate
 
 _HEALTHY = FaultState.HEALTHY
@@ -221,61 +221,74 @@ def _instances(
 ) -> tuple[InstancePlan, ...]:
     states, integers = step.state.instances, step.weights
     known: Sequence[InstancePlan | None] = old
-    if [plan.id for plan in old] != [state.instance.id for state in states]:
+    is_same_fleet = len(old) == len(states)
+    moved = not is_same_fleet
+    ratio = policy.publish_change_ratio
+    if is_same_fleet:
+        for state, weight, published in zip(states, integers, old, strict=True):
+            if published.id != state.instance.id:
+                is_same_fleet = False
+                moved = True
+                break
+            was = published.weight
+            if weight != was and not moved:
+                moved = abs(weight - was) > ratio * was
+    if not is_same_fleet:
         by_id = {plan.id: plan for plan in old}
         known = [by_id.get(state.instance.id) for state in states]
-    ratio = policy.publish_change_ratio
-    moved = known is not old
-    news: list[bool] = []
-    for state, weight, before in zip(states, integers, known, strict=True):
-        if before is None:
-            news.append(True)
-            continue
-        track, published = state.track, before.weight
-        load, shown = state.pressure, before.pressure
-        news.append(
-            (load is not None if shown is None else load is None)
-            or (load is not None and shown is not None and abs(load - shown) >= _SHOWN_PRESSURE)
-            or track.state is not before.state
-            or state.freshness is not before.freshness
-            or state.ceiling != before.ceiling
-            or (track.state is not _HEALTHY and track.cause != before.reason.rule)
-        )
-        if weight != published and abs(weight - published) > ratio * published:
-            moved = True
-    if not moved and True not in news:
-        return old
     frozen = step.reading.frozen
     easing, corrections, slots = step.state.easing, step.state.corrections, step.slots
+    mean = step.mean
     plans: list[InstancePlan] = []
-    for position, (state, before, is_news) in enumerate(zip(states, known, news, strict=True)):
-        # News that moves no weight must not move the others' either: that would be a push.
-        weight = integers[position] if moved or before is None else before.weight
-        if before is not None and before.weight == weight and not is_news:
-            plans.append(before)
-            continue
+    is_same = is_same_fleet
+    for position, (state, before) in enumerate(zip(states, known, strict=True)):
+        if before is None:
+            weight = integers[position]
+        else:
+            # News that moves no weight must not move the others' either: that would be a push.
+            weight = integers[position] if moved else before.weight
+            if weight == before.weight and not _is_news(before, state):
+                plans.append(before)
+                continue
+        is_same = False
+        track = state.track
         if state.ceiling > 0.0:
             health = _SERVES
-        elif state.track.state is FaultState.DRAINING:
+        elif track.state is FaultState.DRAINING:
             health = EndpointHealth.DRAINING
         else:
             health = EndpointHealth.UNHEALTHY
-        reason = reasons.for_instance(
-            state, slots[position], corrections[position], step.mean, frozen, position in easing
-        )
         plans.append(
             InstancePlan(
                 state.instance.id,
-                state.track.state,
+                track.state,
                 state.freshness,
                 state.ceiling,
                 weight,
                 health,
                 state.pressure,
-                reason,
+                reasons.for_instance(
+                    state, slots[position], corrections[position], mean, frozen, position in easing
+                ),
             )
         )
-    return tuple(plans)
+    return old if is_same else tuple(plans)
+
+
+def _is_news(before: InstancePlan, state: InstanceState) -> bool:
+    """Whether anything but its weight makes an instance's plan worth renewing."""
+    track, load, shown = state.track, state.pressure, before.pressure
+    if load is None or shown is None:
+        if load is not shown:
+            return True
+    elif not -_SHOWN_PRESSURE < load - shown < _SHOWN_PRESSURE:
+        return True
+    return (
+        track.state is not before.state
+        or state.freshness is not before.freshness
+        or state.ceiling != before.ceiling
+        or (track.state is not _HEALTHY and track.cause != before.reason.rule)
+    )
 
 
 def _has_moved(before: float | None, after: float | None, by: float) -> bool:

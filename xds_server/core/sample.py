@@ -6,10 +6,10 @@ Every number may be missing (None): missing is neither zero nor bad. Ranges were
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
 
 from xds_server.core.model import InstanceId
+from xds_server.core.record import record
 
 
 class EngineState(StrEnum):
@@ -42,7 +42,7 @@ class MemoryKind(StrEnum):
     COHERENT = "coherent"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class EngineFacts:
     """The engine's own numbers. Counters restart from zero when `restarts` grows."""
 
@@ -69,7 +69,7 @@ class EngineFacts:
     """The engine ended with signs of memory exhaustion."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class GpuFacts:
     """The instance's GPUs, reduced: worst health, maximum pressure, minimum free memory."""
 
@@ -83,7 +83,7 @@ class GpuFacts:
     """Another instance uses one of these GPUs."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Sample:
     """One agent's view of one instance."""
 
@@ -98,12 +98,15 @@ class Sample:
     @property
     def urgent(self) -> bool:
         """Whether waiting for the throttle could send requests into a fault or a drain."""
-        return (
-            self.draining
-            or self.engine.state in _URGENT_ENGINE
-            or (self.gpu is not None and self.gpu.health in _URGENT_GPU)
-        )
+        if self.draining:
+            return True
+        # Hashing a member of an enum is a Python call: nearly every engine is up, every GPU well.
+        state, gpu = self.engine.state, self.gpu
+        if state is not _UP and state in _URGENT_ENGINE:
+            return True
+        return gpu is not None and gpu.health is not _OK and gpu.health in _URGENT_GPU
 
 
+_UP, _OK = EngineState.UP, GpuHealth.OK
 _URGENT_ENGINE = frozenset({EngineState.DOWN, EngineState.HUNG, EngineState.SLEEPING})
 _URGENT_GPU = frozenset({GpuHealth.RESET_REQUIRED, GpuHealth.LOST})

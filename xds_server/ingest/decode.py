@@ -7,13 +7,15 @@ rounding just above one.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from google.protobuf.message import DecodeError, Message
 
 from fleet_protos.telemetry.v1 import telemetry_pb2 as pb
 from xds_server.core.model import InstanceId
+from xds_server.core.record import record
 from xds_server.core.sample import EngineFacts, EngineState, GpuFacts, GpuHealth, MemoryKind, Sample
 
 MAX_MESSAGE_BYTES = 1024 * 1024
@@ -36,7 +38,7 @@ class Rejected:
     instance: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Decoded:
     """A sample and the number that orders it within its agent's epoch."""
 
@@ -123,83 +125,56 @@ def decode_sample(
     age_s = message.sample_age_ms / 1000
     if age_s > max_age_s:
         return Rejected("too_old", f"{age_s:.1f} s old; at most {max_age_s:g} s are used", name)
-    engine = _engine(message.engine)
-    gpu = _gpu(message.gpu) if message.HasField("gpu") else None
-    for found in (engine, gpu):
-        if isinstance(found, str):
-            return Rejected("out_of_range", found, name)
-    assert isinstance(engine, EngineFacts)
-    assert not isinstance(gpu, str)
-    sample = Sample(
-        instance=InstanceId(name),
-        observed_at=now - age_s,
-        engine=engine,
-        gpu=gpu,
-        draining=message.draining,
-        agent=agent,
-    )
-    return Decoded(sample=sample, sequence=message.sequence)
+    gpu: GpuFacts | None = None
+    try:
+        engine = _engine(message.engine)
+        if message.HasField("gpu"):
+            gpu = _gpu(message.gpu)
+    except _OutOfRangeError as error:
+        return Rejected("out_of_range", str(error), name)
+    sample = Sample(InstanceId(name), now - age_s, engine, gpu, message.draining, agent)
+    return Decoded(sample, message.sequence)
 
 
-def _engine(facts: pb.EngineFacts) -> EngineFacts | str:
-    numbers = _numbers(facts, _ENGINE_NUMBERS)
-    if isinstance(numbers, str):
-        return numbers
-    return EngineFacts(
-        state=_ENGINE_STATE.get(facts.state, EngineState.UNKNOWN),
-        detail=facts.detail[:MAX_TEXT],
-        restarts=facts.restarts,
-        out_of_memory=facts.out_of_memory,
-        **numbers,
-    )
+class _OutOfRangeError(Exception):
+    """A number that cannot be true."""
 
 
-def _gpu(facts: pb.GpuFacts) -> GpuFacts | str:
-    numbers = _numbers(facts, _GPU_NUMBERS)
-    if isinstance(numbers, str):
-        return numbers
-    free = facts.vram_free_bytes if facts.HasField("vram_free_bytes") else None
-    return GpuFacts(
-        health=_GPU_HEALTH.get(facts.health, GpuHealth.UNKNOWN),
-        detail=facts.detail[:MAX_TEXT],
-        memory_kind=_MEMORY_KIND.get(facts.memory_kind, MemoryKind.UNKNOWN),
-        vram_free_bytes=free,
-        shared=facts.shared,
-        **numbers,
-    )
+def _engine(facts: pb.EngineFacts) -> EngineFacts:
+    values: list[Any] = [None] * len(_ENGINE_FIELDS)
+    values[0], values[1], values[-2], values[-1] = EngineState.UNKNOWN, "", 0, False
+    _read(facts, _ENGINE_PLACES, values)
+    return EngineFacts(*values)
 
 
-def _numbers(facts: Message, names: Iterable[str]) -> dict[str, float] | str:
-    """Return the numbers that are there, or what is wrong with one; NaN is in no range."""
-    found: dict[str, float] = {}
-    has = facts.HasField
-    for name in names:
-        if not has(name):
+def _gpu(facts: pb.GpuFacts) -> GpuFacts:
+    values: list[Any] = [GpuHealth.UNKNOWN, "", MemoryKind.UNKNOWN, None, None, False]
+    _read(facts, _GPU_PLACES, values)
+    return GpuFacts(*values)
+
+
+def _read(facts: Message, places: Mapping[object, _Place], values: list[Any]) -> None:
+    """Put what is there in its place: asking for what is set is cheaper than asking for each field."""
+    for field, value in facts.ListFields():
+        place = places.get(field)
+        if place is None:
             continue
-        value = getattr(facts, name)
-        if name.endswith("_ratio"):
+        position, kind = place
+        if kind is _COUNT:
+            # NaN is in no range.
+            if not 0 <= value < _MAX_COUNT:
+                raise _OutOfRangeError(f"{field.name} {value:g} is not a count")
+        elif kind is _RATIO:
             if not 0 <= value <= _ROUNDING:
-                return f"{name} {value:g} is not within 0-1"
-            value = min(1.0, value)
-        elif not 0 <= value < _MAX_COUNT:
-            return f"{name} {value:g} is not a count"
-        found[name] = value
-    return found
+                raise _OutOfRangeError(f"{field.name} {value:g} is not within 0-1")
+            value = min(1.0, value)  # noqa: PLW2901  # what is stored
+        elif kind is _TEXT:
+            value = value[:MAX_TEXT]  # noqa: PLW2901  # what is stored
+        elif kind is not _AS_IT_IS:
+            value = kind.get(value, values[position])  # noqa: PLW2901  # what is stored
+        values[position] = value
 
 
-_ENGINE_NUMBERS = (
-    "kv_ratio",
-    "reserved_ratio",
-    "waiting",
-    "running",
-    "preemptions_total",
-    "prompt_tokens_total",
-    "generation_tokens_total",
-    "finished_total",
-    "slots",
-    "kv_capacity_tokens",
-)
-_GPU_NUMBERS = ("vram_ratio",)
 _ENGINE_STATE: dict[int, EngineState] = {
     pb.ENGINE_STATE_UP: EngineState.UP,
     pb.ENGINE_STATE_LOADING: EngineState.LOADING,
@@ -218,3 +193,48 @@ _MEMORY_KIND: dict[int, MemoryKind] = {
     pb.MEMORY_KIND_UNIFIED: MemoryKind.UNIFIED,
     pb.MEMORY_KIND_COHERENT: MemoryKind.COHERENT,
 }
+
+_COUNT: dict[int, Any] = {}
+_RATIO: dict[int, Any] = {}
+_TEXT: dict[int, Any] = {}
+_AS_IT_IS: dict[int, Any] = {}
+"""How the value of a field is read, compared by identity; any other dictionary names enum members."""
+
+_Place = tuple[int, dict[int, Any]]
+"""Position in the dataclass, and how to read the value."""
+
+_ENGINE_FIELDS: dict[str, dict[int, Any]] = {
+    "state": _ENGINE_STATE,
+    "detail": _TEXT,
+    "kv_ratio": _RATIO,
+    "waiting": _COUNT,
+    "running": _COUNT,
+    "preemptions_total": _COUNT,
+    "prompt_tokens_total": _COUNT,
+    "generation_tokens_total": _COUNT,
+    "finished_total": _COUNT,
+    "slots": _COUNT,
+    "kv_capacity_tokens": _COUNT,
+    "reserved_ratio": _RATIO,
+    "restarts": _AS_IT_IS,
+    "out_of_memory": _AS_IT_IS,
+}
+"""The fields of `EngineFacts`, in its order."""
+_GPU_FIELDS: dict[str, dict[int, Any]] = {
+    "health": _GPU_HEALTH,
+    "detail": _TEXT,
+    "memory_kind": _MEMORY_KIND,
+    "vram_ratio": _RATIO,
+    "vram_free_bytes": _AS_IT_IS,
+    "shared": _AS_IT_IS,
+}
+"""The fields of `GpuFacts`, in its order."""
+
+
+def _places(message: type[Message], kinds: dict[str, dict[int, Any]]) -> dict[object, _Place]:
+    fields = message.DESCRIPTOR.fields_by_name
+    return {fields[name]: (number, kind) for number, (name, kind) in enumerate(kinds.items())}
+
+
+_ENGINE_PLACES = _places(pb.EngineFacts, _ENGINE_FIELDS)
+_GPU_PLACES = _places(pb.GpuFacts, _GPU_FIELDS)

@@ -179,14 +179,19 @@ class TelemetryServer:
             await self._hello_again(stream, message)
             return
         now = self._clock()
-        for each in message.samples.samples:
-            refused = self._take_sample(stream, each, now)
-            if refused is None:
-                continue
-            if not refused.instance:
-                agent = stream.speaker.hello.agent
-                await self._refuse_stream(stream.context, refused, agent=agent)
-            await self._refuse(stream, refused)
+        accepted = 0
+        try:
+            for each in message.samples.samples:
+                refused = self._take_sample(stream, each, now)
+                if refused is None:
+                    accepted += 1
+                    continue
+                if not refused.instance:
+                    agent = stream.speaker.hello.agent
+                    await self._refuse_stream(stream.context, refused, agent=agent)
+                await self._refuse(stream, refused)
+        finally:
+            self._tally.add("fleet_samples_total", by=accepted)
         if now >= stream.ack_due and stream.taken:
             stream.ack_due = now + self.policy.interval_s * ACK_INTERVALS
             await self._ack(stream)
@@ -207,7 +212,6 @@ class TelemetryServer:
         if refusal is not None:
             self._tally.add("fleet_telemetry_refused_total", refusal.code.value)
             return refusal
-        self._tally.add("fleet_samples_total")
         stream.sequences[sample.instance] = stream.taken[sample.instance] = decoded.sequence
         if sample.draining and sample.instance in self._drained:
             stream.ack_due = now  # The agent waits for this before it lets the engine end.
