@@ -1,8 +1,8 @@
 """From an agent's sample to the first request that obeys it, through a real Envoy.
 
 The instance of the primary tier is drained and taken back in turn by its agent, so every change moves
-all requests to the fallback tier or back; recovery has one stage without a hold, so that nothing but
-the path is measured. The clock starts before the sample is written to the socket and stops when the
+all requests to the fallback tier or back; recovery has one stage without a hold and shares move as fast
+as they like, so that nothing but the path is measured. The clock starts before the sample is written to the socket and stops when the
 first answer of the new tier has been read; requests follow each other on one connection. The baseline
 pushes prepared route bytes from the bare server to the same Envoy.
 """
@@ -69,6 +69,7 @@ def config(primary: int, fallback: int) -> str:
             ],
             "policy": {
                 "recovery": {"stages": [1.0], "hold_s": 0.001, "quarantine_faults": 1000},
+                "spill": {"rise_per_s": 1000.0, "fall_per_s": 1000.0, "ease_per_s": 1000.0},
             },
         }
     )
