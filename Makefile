@@ -7,7 +7,7 @@ STAMP := $(VENV)/.ready
 ENVOY_STAMP := $(ENVOY_DIR)/.ready
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
-.PHONY: help setup demo test check bench protos docs fix clean
+.PHONY: help setup demo test coverage check bench protos docs fix clean
 
 help: ## show the verbs
 	@grep -E '^[a-z]+:.*##' Makefile | sed 's/:.*##/\t/'
@@ -30,7 +30,12 @@ demo: setup ## play the incident on this machine (about 90 s)
 	@$(BIN)/python -m demo
 
 test: setup ## all tests, with a real Envoy
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -q -n 2 $(ARGS)
+
+coverage: setup ## all tests, and how much of the code they run: the core wholly, the rest to 90 %
+	$(BIN)/python -m pytest -q -n 2 --cov --cov-report= $(ARGS)
+	$(BIN)/coverage report --fail-under=90
+	$(BIN)/coverage report --include='xds_server/core/*' --fail-under=100
 
 check: setup ## format, lint, types, layers, generated code
 	$(BIN)/ruff format --check .
@@ -44,7 +49,7 @@ fix: setup ## format and mend what ruff can mend
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-bench: setup ## the figures, with their baselines (about 25 minutes)
+bench: setup ## the figures, with their baselines (about 25 minutes; ARGS=--quick for a look)
 	$(BIN)/python -m benchmarks $(ARGS)
 
 protos: setup ## regenerate protos/fleet_protos
