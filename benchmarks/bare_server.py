@@ -55,7 +55,7 @@ class Bare(grpc.GenericRpcHandler):  # type: ignore[misc]
         for _, dirty, event in self._streams:
             dirty.add(type_url)
             event.set()
-        return {"nonce": version, "at": started}
+        return {"version": version, "at": started}
 
     async def swap(self, command: dict[str, Any]) -> dict[str, Any]:
         """Take other bodies for a type and push them."""

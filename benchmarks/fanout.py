@@ -81,9 +81,9 @@ def push(server: Child, client: Child, *, type_url: str, streams: int) -> list[f
     deadline = time.monotonic() + DEADLINE_S
     while len(got) < streams:
         if time.monotonic() > deadline:
-            raise TimeoutError(f"{len(got)} of {streams} streams got {sent['nonce']}")
+            raise TimeoutError(f"{len(got)} of {streams} streams got {sent['version']}")
         time.sleep(0.15)
-        got += client.ask(do="collect")["arrivals"].get(sent["nonce"], [])
+        got += client.ask(do="collect")["arrivals"].get(sent["version"], [])
     return [at - sent["at"] for at in got]
 
 

@@ -113,7 +113,7 @@ async def serve(*, models: int, per_tier: int, folder: Path) -> None:
         app.loop.drain(Drain(instance=next(names), draining=True, who="benchmark"))
         app.loop.step()
         (snapshot,) = app.loop.snapshots.values()
-        return {"nonce": snapshot.of_type(ENDPOINT).version, "at": started}
+        return {"version": snapshot.of_type(ENDPOINT).version, "at": started}
 
     await obey({"ages": ages, "push": push})
     app.stop()

@@ -1,7 +1,7 @@
 """The product's xDS server as a benchmark process, with plans moved on command.
 
 Everything from the plan to the bytes on the socket is the product's own: builder, cache, sessions,
-transport. A push moves one model's tier weights (RDS) or every endpoint weight (EDS); it is answered with the nonce and
+transport. A push moves one model's tier weights (RDS) or every endpoint weight (EDS); it is answered with the version and
 the time *before* anything was built.
 """
 
@@ -41,7 +41,7 @@ async def serve() -> None:
         started = time.monotonic()
         snapshot = builder.build(plan)
         cache.publish(Capability.COMPOSITE, snapshot)
-        return {"nonce": snapshot.of_type(type_url).version, "at": started}
+        return {"version": snapshot.of_type(type_url).version, "at": started}
 
     say({"port": port})
     await obey(pusher(push))

@@ -21,8 +21,8 @@ STREAMS, STALLED = 500, 10
 def _latencies(client: Child, pushes: list[dict[str, Any]]) -> tuple[list[float], int]:
     """Return latencies of what arrived, and how many streams got the last version."""
     arrivals = client.ask(do="collect")["arrivals"]
-    times = [at - each["at"] for each in pushes for at in arrivals.get(each["nonce"], [])]
-    return times, len(arrivals.get(pushes[-1]["nonce"], []))
+    times = [at - each["at"] for each in pushes for at in arrivals.get(each["version"], [])]
+    return times, len(arrivals.get(pushes[-1]["version"], []))
 
 
 def one(server: str, *, setup: Path, stalled: int, seconds: float) -> dict[str, Any]:

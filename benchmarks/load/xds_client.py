@@ -2,7 +2,7 @@
 
 Per stream the sequence is Envoy's: CDS, EDS (by name), LDS, RDS (by name), node only in the first
 request, names repeated in every SotW ACK. Once configured, the arrival time of every response is kept
-by nonce (CLOCK_MONOTONIC, comparable with the server's stamp on the same machine).
+by version (CLOCK_MONOTONIC, comparable with the server's stamp on the same machine).
 
 Commands arrive as JSON lines on standard input, answers leave as JSON lines on standard output:
 `{"do": "wait_configured"}`, `{"do": "collect"}` (arrivals since the last one), `{"do": "stall", "count": n}`
@@ -79,7 +79,7 @@ class Dialect:
 class Proxy:
     """One connection with one ADS stream."""
 
-    __slots__ = ("configured", "nonces", "receiver", "sock", "stalled", "types")
+    __slots__ = ("configured", "receiver", "sock", "stalled", "types")
 
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
@@ -146,7 +146,7 @@ class Fleet:
         fields = scan(body)
         type_url, nonce = fields[4], fields[5]
         if proxy.configured:
-            self.arrivals[nonce.decode()].append(now)
+            self.arrivals[fields[1].decode()].append(now)
         key = type_url + nonce
         answer = self._acks.get(key)
         if answer is None:
