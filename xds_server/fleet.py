@@ -37,8 +37,8 @@ class Fleet:
         self.policy = policy
 
     def dump(self, now: float) -> dict[str, Any] | None:
-        """Return what a successor needs to continue, as plain JSON values; None before a plan."""
-        return None if self.plan is None else persist.dump(self._state, self.plan, now)
+        """Return what a successor needs to continue, for `StateFile`; None before a plan."""
+        return None if self.plan is None else persist.dump_lazily(self._state, self.plan, now)
 
     def restore(self, data: Mapping[str, Any], now: float) -> None:
         """Continue where `dump` left off.

@@ -16,6 +16,9 @@ from xds_server.state_file import StateError, StateFile, dump_registered, load_r
 
 DELAY_S = 1.0
 """A publication is on disk this much later; more publications meanwhile are one write."""
+PAUSE = 30.0
+"""It waits for this many times the processor time of the last write, if that is longer: ten thousand
+instances take 0.2 s, which the control loop misses."""
 REFRESH_S = 30.0
 """What was learned without publishing anything is written this often."""
 
@@ -47,6 +50,7 @@ class StateKeeper:
         self._clock = clock
         self._read: dict[str, Any] | None = None
         self._is_failing = False
+        self._cost_s = 0.0
         self._log = logs.get("state")
 
     def read(self) -> None:
@@ -80,7 +84,7 @@ class StateKeeper:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(REFRESH_S):
                     await self.changed.wait()
-            await asyncio.sleep(DELAY_S)
+            await asyncio.sleep(max(DELAY_S, PAUSE * self._cost_s))
             await self.write()
 
     async def write(self) -> None:
@@ -94,7 +98,7 @@ class StateKeeper:
                 "registered": dump_registered(self._registry.registered()),
                 "brain": self.source.fleet.dump(self._clock()),
             }
-            await asyncio.to_thread(self.file.write, data)
+            await asyncio.to_thread(self._write, data)
         except Exception as error:  # noqa: BLE001 - a full disk must not stop the loop
             self._tally.add("fleet_state_writes_total", "failed")
             if not self._is_failing:
@@ -106,6 +110,13 @@ class StateKeeper:
         if self._is_failing:
             self._log.info(logs.STATE_WRITE_RECOVERED, file=str(self.file.path))
         self._is_failing = False
+
+    def _write(self, data: dict[str, Any]) -> None:
+        started = time.thread_time()
+        try:
+            self.file.write(data)
+        finally:
+            self._cost_s = time.thread_time() - started
 
     def _say_unusable(self, reason: str) -> None:
         path = str(self.file.path)

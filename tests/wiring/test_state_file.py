@@ -29,6 +29,30 @@ def test_what_was_written_is_read(tmp_path):
 
 
 @pytest.mark.parametrize(
+    "data",
+    [
+        pytest.param({}, id="nothing"),
+        pytest.param({"brain": {}}, id="empty"),
+        pytest.param({"brain": None, "registered": [{"a": {"b": 1}}]}, id="no brain"),
+        pytest.param({"brain": {"v": 1, "models": {"m": {"t": {}}, 'q"': [1]}}}, id="models"),
+    ],
+)
+def test_what_is_encoded_in_pieces_is_the_same_as_in_one(tmp_path, data):
+    file = StateFile(tmp_path)
+    file.write(data)
+    assert file.read() == {"format": 1, **data}
+    assert file.path.read_text() == json.dumps({"format": 1, **data}, separators=(",", ":"))
+
+
+def test_a_function_stands_for_what_it_returns(tmp_path):
+    file = StateFile(tmp_path)
+    file.write({"brain": {"models": {"m": lambda: {"x": 1}}}})
+    data = file.read()
+    assert data is not None
+    assert data["brain"] == {"models": {"m": {"x": 1}}}
+
+
+@pytest.mark.parametrize(
     ("content", "reason"),
     [
         pytest.param(b"{half", "is not JSON", id="half"),

@@ -15,12 +15,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 from math import inf
 from operator import is_not
+from zlib import crc32
 
 from xds_server.core import events as happened
 from xds_server.core import instance, publish, spill
 from xds_server.core import tier as tiers
 from xds_server.core.assemble import initial_state, retarget
 from xds_server.core.inputs import Drain, Input
+from xds_server.core.model import ModelName
 from xds_server.core.plan import Event, Plan
 from xds_server.core.policy import Policy
 from xds_server.core.sample import Sample
@@ -108,7 +110,7 @@ def _step(
 ) -> ModelState:
     """Step the instances that something happened to, then their tiers, then the spill."""
     is_due = now >= model.deadline
-    settles_at = now + policy.weights.settle_s
+    settles_at = _settles_at(model.model.name, policy.weights.settle_s, now)
     is_quiet = settles_at > now and not is_due
     bound = policy.weights.publish_change_ratio / 2.0
     earliest = settles_at
@@ -162,6 +164,15 @@ def _says_little(weighed: InstanceState, after: InstanceState, bound: float) -> 
     if load is None or then is None:
         return load is then
     return -bound <= load - then <= bound
+
+
+def _settles_at(model: ModelName, settle_s: float, now: float) -> float:
+    """Return when a quiet sample that comes now is decided upon at the latest.
+
+    Each model has a time of its own, between half of `settle_s` and all of it: with the same time, models
+    that were decided upon together once would be so for ever, and samples would wait for all of them.
+    """
+    return now + settle_s * (1.0 - crc32(model.encode()) / 2**33)
 
 
 def _settle(model: ModelState, renewed: list[list[InstanceState] | None], due: float) -> ModelState:

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from enum import StrEnum
+from functools import partial
 from math import isfinite
 from typing import Any, TypeVar
 
@@ -52,6 +53,16 @@ def dump(state: FleetState, plan: Plan | None, now: float) -> dict[str, Any]:
     Returns:
         A document that `restore` reads, also in another process.
     """
+    document = dump_lazily(state, plan, now)
+    return document | {"models": {name: make() for name, make in document["models"].items()}}
+
+
+def dump_lazily(state: FleetState, plan: Plan | None, now: float) -> dict[str, Any]:
+    """Prepare what `dump` writes, with a function in the place of each model's values.
+
+    Whoever writes them down one by one never holds the documents of ten thousand instances at once,
+    which the garbage collector would have to walk. The functions may be called in any thread.
+    """
     plans = {p.name: p for p in state.plans}
     for given in () if plan is None else plan.models:
         own = plans.get(given.name)
@@ -61,7 +72,7 @@ def dump(state: FleetState, plan: Plan | None, now: float) -> dict[str, Any]:
     return {
         "version": VERSION,
         "models": {
-            model.model.name: _dump_model(model, plans[model.model.name], now)
+            model.model.name: partial(_dump_model, model, plans[model.model.name], now)
             for model in state.models
         },
     }

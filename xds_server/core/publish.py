@@ -236,11 +236,12 @@ def _instances(
     if not is_same_fleet:
         by_id = {plan.id: plan for plan in old}
         known = [by_id.get(state.instance.id) for state in states]
+    if not moved and not any(map(_is_news, old, states)):
+        return old
     frozen = step.reading.frozen
     easing, corrections, slots = step.state.easing, step.state.corrections, step.slots
     mean = step.mean
     plans: list[InstancePlan] = []
-    is_same = is_same_fleet
     for position, (state, before) in enumerate(zip(states, known, strict=True)):
         if before is None:
             weight = integers[position]
@@ -250,7 +251,6 @@ def _instances(
             if weight == before.weight and not _is_news(before, state):
                 plans.append(before)
                 continue
-        is_same = False
         track = state.track
         if state.ceiling > 0.0:
             health = _SERVES
@@ -272,7 +272,7 @@ def _instances(
                 ),
             )
         )
-    return old if is_same else tuple(plans)
+    return tuple(plans)
 
 
 def _is_news(before: InstancePlan, state: InstanceState) -> bool:

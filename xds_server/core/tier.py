@@ -75,11 +75,11 @@ def step(state: TierState, shaken: set[int], policy: Policy, now: float) -> Tier
         state, policy, now, mean=sums.mean, frozen_since=frozen_since, shaken=moved
     )
     unit = policy.weights.scale * len(slots) / sums.slots if sums.slots > 0.0 else 0.0
-    integers = []
-    due = inf
-    for k, instance, factor in zip(slots, state.instances, corrections, strict=True):
-        integers.append(round(k * instance.ceiling * factor * unit) or 1)
-        due = min(due, instance.deadline)
+    integers = [
+        round(k * instance.ceiling * factor * unit) or 1
+        for k, instance, factor in zip(slots, state.instances, corrections, strict=True)
+    ]
+    due = min([s.deadline for s in state.instances], default=inf)
     due = min(due, levels.deadline(track, policy.kv))
     if frozen_since is not None and now < frozen_since + policy.telemetry.blind_after_s:
         due = min(due, frozen_since + policy.telemetry.blind_after_s)
@@ -149,8 +149,8 @@ def _add_up(instances: tuple[InstanceState, ...], slots: list[float]) -> Sums:
         available += share
         if state.vram.latch.on:
             tripped = True
-        sample = state.sample
-        if sample is None or state.freshness is _BLIND:
+        sample, freshness = state.sample, state.freshness
+        if sample is None or freshness is _BLIND:
             blind += 1
             continue
         load = state.pressure
@@ -159,14 +159,15 @@ def _add_up(instances: tuple[InstanceState, ...], slots: list[float]) -> Sums:
             weighted += share * load
         engine = sample.engine
         queue = engine.waiting
-        if state.freshness is _FRESH:
+        if freshness is _FRESH:
             fresh += share
+            runs = engine.running
             if queue is not None:
                 knows_waiting = True
                 waiting += queue
-            if engine.running is not None:
+            if runs is not None:
                 knows_running = True
-                running += engine.running
+                running += runs
             lags += 1
             lag_s += state.lag_s
         if queue is None and state.held is not None:
@@ -222,7 +223,7 @@ def _correct(
                 target = lowest
             elif target > highest:
                 target = highest
-        if easing and position in easing and target != current:
+        if easing and target != current and position in easing:
             eased = min(max(target, current - reach), current + reach)
             if eased != target:
                 unreached.append(position)

@@ -133,8 +133,9 @@ class Registry:
         speaker.connected = False
         speaker.closed_at = now
         speaker.was_clean = clean
-        for name, owned in self._owners.items():
-            if owned.speaker is speaker:
+        for name in speaker.claims:
+            owned = self._owners.get(name)
+            if owned is not None and owned.speaker is speaker:
                 self._lost_at[name] = now
 
     def retopology(self, topology: Topology, now: float) -> None:
