@@ -30,7 +30,8 @@ from xds_server.core.inputs import Drain, Input
 from xds_server.core.model import Topology
 from xds_server.core.plan import Plan
 from xds_server.core.sample import Sample
-from xds_server.resources.snapshot import ENDPOINT
+from xds_server.resources.capability import Capability
+from xds_server.resources.snapshot import ENDPOINT, Snapshot
 
 
 def document(fleet: Topology) -> dict[str, Any]:
@@ -59,6 +60,9 @@ class Stopwatch:
 
     def __init__(self, app: App) -> None:
         self.ages: list[float] = []
+        self.publications = 0
+        self._publish = app.cache.publish
+        app.cache.publish = self._count  # type: ignore[method-assign]
         self._decide = app.loop.fleet.evaluate
         app.loop.fleet.evaluate = self._evaluate  # type: ignore[method-assign]
 
@@ -69,13 +73,19 @@ class Stopwatch:
                 self.ages.append(at - float(each.engine.detail))
         return self._decide(inputs, now)
 
+    def _count(self, capability: Capability, snapshot: Snapshot) -> None:
+        self.publications += 1
+        self._publish(capability, snapshot)
+
     def read(self) -> dict[str, Any]:
-        """Return percentiles since the last reading."""
+        """Return percentiles of the ages, and how often was published, since the last reading."""
         ages, self.ages = self.ages, []
+        published, self.publications = self.publications, 0
         if not ages:
-            return {"count": 0}
+            return {"count": 0, "published": published}
         return {
             "count": len(ages),
+            "published": published,
             "p50_ms": percentile(ages, 0.5) * 1e3,
             "p99_ms": percentile(ages, 0.99) * 1e3,
             "worst_ms": max(ages) * 1e3,

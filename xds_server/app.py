@@ -79,6 +79,7 @@ class App:
             clock=clock,
             tally=self.tally,
             push_gap_s=settings.push_gap_s,
+            proxies=lambda: self.xds.stream_count,
             capabilities=(Capability.COMPOSITE,),
         )
         self.telemetry = TelemetryServer(

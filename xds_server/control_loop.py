@@ -55,6 +55,7 @@ class ControlLoop:
         tally: Tally,
         push_gap_s: float,
         capabilities: Iterable[Capability],
+        proxies: Callable[[], int] = lambda: 0,
         cpu_clock: Clock = time.thread_time,
     ) -> None:
         """Prepare; nothing runs and nothing is published before `run`."""
@@ -71,6 +72,7 @@ class ControlLoop:
         self._make_builder = make_builder
         self._publish = publish
         self._clock = clock
+        self._proxies = proxies
         self._cpu_clock = cpu_clock
         self._tally = tally
         self._capabilities = tuple(capabilities)
@@ -80,6 +82,8 @@ class ControlLoop:
         self._inbox = Inbox(self._wake.set)
         self._deadline = float("inf")
         self._is_forced = False
+        self._is_held = False
+        """Whether a decision waits for its push."""
         self._published: tuple[ModelPlan, ...] | None = None
         self._drained: frozenset[InstanceId] = frozenset()
         self._reconfiguring = asyncio.Lock()
@@ -152,24 +156,25 @@ class ControlLoop:
             self.step()
 
     def step(self) -> None:
-        """Evaluate what arrived, and publish what changed."""
+        """Evaluate what arrived, and publish what changed once a push may leave."""
+        may_wait = not (self._is_forced or self._inbox.is_urgent)
         inputs = self._inbox.take()
         self._is_forced = False
         started, spent = self._clock(), self._cpu_clock()
         self._deadline = started + RETRY_S
         plan = self._evaluate(inputs, started)
         decided = self._clock()
-        is_published = plan is not None and self.is_warm and self.publish(plan)
-        ended = self._clock()
-        self._throttle.evaluated(
-            started=started,
-            ended=ended,
-            cost_s=self._cpu_clock() - spent,
-            published=is_published,
-        )
         self._tally.observe("fleet_evaluation_seconds", decided - started)
-        if is_published:
-            self._tally.observe("fleet_publish_seconds", ended - decided)
+        if plan is not None and self.is_warm:
+            self._is_held = (
+                may_wait
+                and started < self._throttle.push_earliest
+                and plan.models is not self._published
+            )
+            if not self._is_held and self.publish(plan):
+                self._throttle.pushed(at=started, proxies=self._proxies())
+                self._tally.observe("fleet_publish_seconds", self._clock() - decided)
+        self._throttle.evaluated(ended=self._clock(), cost_s=self._cpu_clock() - spent)
 
     def due(self) -> float:
         """Return when the next step is due (monotonic seconds)."""
@@ -177,7 +182,10 @@ class ControlLoop:
             return float("-inf")
         if self._inbox:
             return self._throttle.earliest
-        return max(self._deadline, self._throttle.earliest)
+        waited_for = self._deadline
+        if self._is_held:
+            waited_for = min(waited_for, self._throttle.push_earliest)
+        return max(waited_for, self._throttle.earliest)
 
     async def _wait(self) -> None:
         while (wait_s := self.due() - self._clock()) > 0:

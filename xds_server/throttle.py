@@ -1,4 +1,8 @@
-"""When the loop may think again: at once after quiet, rarely under a storm. Pure."""
+"""When the loop may think and push again: at once after quiet, rarely under a storm. Pure.
+
+Thinking and pushing wait separately: a sample is decided upon although the last push is recent, and the
+newest decision goes out when its time has come.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +18,10 @@ LONGEST_PAUSE = 3.0
 Cheap evaluations come quickly one after the other, so that samples do not wait for company; dear ones
 (ten thousand samples a second, thousands of instances) leave the processor to the streams.
 """
+PUSH_COST_S = 0.0003
+"""Twice what a response and its ACK cost (benchmarks/results/fanout.json): under a storm of changes pushes
+take half a core, however many proxies there are. A thousand that connect while agents do would otherwise
+be pushed to faster than they can be configured."""
 
 
 @dataclass(slots=True)
@@ -23,23 +31,33 @@ class Throttle:
     gap_s: float
     """Least time from one push to the next."""
     _earliest: float = float("-inf")
+    _push_earliest: float = float("-inf")
 
     @property
     def earliest(self) -> float:
         """When the next evaluation may start (monotonic seconds)."""
         return self._earliest
 
-    def evaluated(self, *, started: float, ended: float, cost_s: float, published: bool) -> None:
-        """Note an evaluation, with its publication if there was one.
+    @property
+    def push_earliest(self) -> float:
+        """When the next push may leave (monotonic seconds)."""
+        return self._push_earliest
+
+    def evaluated(self, *, ended: float, cost_s: float) -> None:
+        """Note an evaluation.
 
         Args:
-            started: When it began (monotonic seconds).
-            ended: When it was over.
+            ended: When it was over (monotonic seconds).
             cost_s: Processor time it took: on a busy machine much less than the time that passed.
-            published: Whether anything was pushed.
         """
         pause = cost_s * min(LONGEST_PAUSE, cost_s / DEAR_S)
-        gap = max(MIN_GAP_S, min(self.gap_s, pause))
-        self._earliest = ended + gap
-        if published:
-            self._earliest = max(self._earliest, started + self.gap_s)
+        self._earliest = ended + max(MIN_GAP_S, min(self.gap_s, pause))
+
+    def pushed(self, *, at: float, proxies: int) -> None:
+        """Note a push.
+
+        Args:
+            at: When it began (monotonic seconds).
+            proxies: How many streams it goes to.
+        """
+        self._push_earliest = at + max(self.gap_s, PUSH_COST_S * proxies)

@@ -124,6 +124,22 @@ async def test_under_a_storm_there_is_one_push_per_gap(topology):
     assert all(after - before >= 0.0499 for before, after in itertools.pairwise(times))
 
 
+async def test_what_was_decided_within_the_gap_is_pushed_when_it_is_over(topology):
+    rig = await Rig(topology("a", "b"), gap_s=0.05).warm()
+    rig.say("a")
+    rig.say("b", kv=0.9, waiting=20)
+    rig.turn()
+    assert len(rig.published) == 1
+    rig.clock.advance(0.01)
+    rig.say("b", kv=0.1, waiting=0)
+    rig.turn()
+    assert len(rig.published) == 1
+    assert rig.loop.due() == pytest.approx(rig.published[0][0] + 0.05)
+    rig.clock.advance(0.04)
+    assert rig.turn()
+    assert len(rig.published) == 2
+
+
 async def test_a_fault_does_not_wait_for_the_gap(topology):
     rig = await Rig(topology("a", "b"), gap_s=10).warm()
     rig.say("a")
@@ -132,7 +148,8 @@ async def test_a_fault_does_not_wait_for_the_gap(topology):
     assert len(rig.published) == 1
     rig.clock.advance(0.001)
     rig.say("b", kv=0.1)
-    assert not rig.turn()
+    rig.turn()
+    assert len(rig.published) == 1, "decided, but its push waits"
     rig.say("a", state=EngineState.DOWN)
     assert rig.turn()
     assert len(rig.published) == 2

@@ -30,39 +30,50 @@ class Waker:
 
 def test_an_isolated_change_waits_for_nothing():
     assert Throttle(0.05).earliest < 0
+    assert Throttle(0.05).push_earliest < 0
 
 
-def test_after_a_push_the_next_one_waits_for_the_gap():
+@pytest.mark.parametrize(
+    ("proxies", "gap_s"),
+    [
+        pytest.param(0, 0.05, id="nobody"),
+        pytest.param(100, 0.05, id="few proxies: the configured gap"),
+        pytest.param(1000, 0.3, id="many: half a core of pushes"),
+        pytest.param(5000, 1.5, id="very many"),
+    ],
+)
+def test_after_a_push_the_next_one_waits_for_the_gap_or_for_what_the_push_costs(proxies, gap_s):
     throttle = Throttle(0.05)
-    throttle.evaluated(started=10.0, ended=10.004, cost_s=0.004, published=True)
-    assert throttle.earliest == pytest.approx(10.05)
+    throttle.pushed(at=10.0, proxies=proxies)
+    assert throttle.push_earliest == pytest.approx(10.0 + gap_s)
+    assert throttle.earliest < 0, "samples are decided upon meanwhile"
 
 
 def test_an_evaluation_that_changed_nothing_costs_only_what_it_took():
     throttle = Throttle(0.05)
-    throttle.evaluated(started=10.0, ended=10.0001, cost_s=0.0001, published=False)
+    throttle.evaluated(ended=10.0001, cost_s=0.0001)
     assert throttle.earliest == pytest.approx(10.0001 + MIN_GAP_S)
-    throttle.evaluated(started=10.0, ended=10.01, cost_s=0.01, published=False)
+    throttle.evaluated(ended=10.01, cost_s=0.01)
     assert throttle.earliest == pytest.approx(10.04)
-    throttle.evaluated(started=10.0, ended=11.0, cost_s=1.0, published=False)
+    throttle.evaluated(ended=11.0, cost_s=1.0)
     assert throttle.earliest == pytest.approx(11.05)
 
 
 def test_a_busy_machine_does_not_make_evaluations_rarer():
     throttle = Throttle(0.05)
-    throttle.evaluated(started=10.0, ended=10.04, cost_s=0.001, published=False)
+    throttle.evaluated(ended=10.04, cost_s=0.001)
     assert throttle.earliest == pytest.approx(10.041)
 
 
-@given(st.lists(st.tuples(st.floats(0, 0.2), st.floats(0, 0.03)), max_size=60))
-def test_under_a_storm_there_is_at_most_one_push_per_gap(arrivals):
+@given(st.lists(st.floats(0, 0.2), max_size=60), st.integers(0, 3000))
+def test_under_a_storm_there_is_at_most_one_push_per_gap(waits, proxies):
     throttle, now, pushes = Throttle(0.05), 0.0, []
-    for wait_s, cost_s in arrivals:
-        now = max(now + wait_s, throttle.earliest)
+    for wait_s in waits:
+        now = max(now + wait_s, throttle.push_earliest)
         pushes.append(now)
-        throttle.evaluated(started=now, ended=now + cost_s, cost_s=cost_s, published=True)
-        now += cost_s
-    assert all(b - a >= 0.05 - 1e-9 for a, b in itertools.pairwise(pushes))
+        throttle.pushed(at=now, proxies=proxies)
+    gap_s = max(0.05, 0.0003 * proxies)
+    assert all(b - a >= gap_s - 1e-9 for a, b in itertools.pairwise(pushes))
 
 
 def test_only_the_newest_sample_of_an_instance_is_kept():
