@@ -14,6 +14,19 @@ from xds_server.resources.snapshot import ENDPOINT
 PROXIES, AGENTS = 1000, 1000
 
 
+def settle(server: Child) -> None:
+    """Wait until nothing was pushed for two seconds: everybody is known and configured.
+
+    Raises:
+        TimeoutError: after 30 s.
+    """
+    for _ in range(15):
+        time.sleep(2)
+        if server.ask(do="ages")["published"] == 0:
+            return
+    raise TimeoutError("it never became quiet")
+
+
 def one(*, setup: Path, seconds: int) -> dict[str, Any]:
     """Run it once."""
     server = Child("benchmarks.plane", "--models", "20", "--per-tier", "25")
@@ -23,13 +36,12 @@ def one(*, setup: Path, seconds: int) -> dict[str, Any]:
         client = connect(port, streams=PROXIES, delta=False, setup=setup)
         load = Child(
             "benchmarks.load.agent_client",
-            *("--port", str(port), "--agents", str(AGENTS), "--seconds", str(seconds + 20)),
+            *("--port", str(port), "--agents", str(AGENTS), "--seconds", str(seconds + 45)),
         )
         with client, load:
             client.ask(do="wait_configured")
-            time.sleep(4)
+            settle(server)
             client.ask(do="collect")
-            server.ask(do="ages")
             cpu, started = server.cpu_s(), time.monotonic()
             times = []
             for number in range(seconds):
