@@ -7,7 +7,7 @@ import contextlib
 import signal
 import socket
 import time
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Collection, Coroutine, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +46,10 @@ STOP_GRACE_S = 0.5
 """How long streams may take to end; proxies reconnect and keep what they have meanwhile."""
 SERVED = (*SERVICES, CSDS_SERVICE, SERVICE)
 """Full names of the gRPC services."""
+
+
+MOST_LISTED = 10
+"""Names in one log line."""
 
 
 class StartError(Exception):
@@ -266,7 +270,7 @@ class App:
             await self._health.set(serving=True)
 
     def _warm_up(self, cause: str) -> None:
-        self._log.info(logs.SERVER_WARM, cause=cause, silent=sorted(self.loop.silent))
+        self._log.info(logs.SERVER_WARM, cause=cause, silent=_listed(self.loop.silent))
         self.loop.warm_up()
 
     # What changes while running.
@@ -306,7 +310,7 @@ class App:
     def _not_ready(self) -> str | None:
         if self.loop.is_warm:
             return None
-        return f"waiting for telemetry of {', '.join(sorted(self.loop.silent)) or 'nobody'}"
+        return f"waiting for telemetry of {', '.join(_listed(self.loop.silent)) or 'nobody'}"
 
     def _drain(self, name: str, draining: bool, who: str, why: str) -> None:
         instance = InstanceId(name)
@@ -341,3 +345,10 @@ def _bind(host: str, port: int) -> socket.socket:
             f"(choose another with --admin-listen)"
         ) from error
     return listening
+
+
+def _listed(names: Collection[InstanceId]) -> list[str]:
+    """Return the names for a person: of a large fleet the first ones, and how many more there are."""
+    first: list[str] = sorted(names)[:MOST_LISTED]
+    more = len(names) - len(first)
+    return [*first, f"and {more} more"] if more else first
