@@ -2,6 +2,8 @@
 
 `all_ms` evaluates a fleet in which every endpoint has a new sample and every weight moves, the worst
 case; `steady_ms` one in which every endpoint has a new sample and nothing moves, an ordinary second;
+`settle_ms` is all the evaluations together in which such samples are decided upon afterwards, spread over
+half a second, and `settle_worst_ms` the dearest of them;
 `of_which_take_ms` is the part of the worst case that takes the samples in (the rest: tiers, spill, plan). `one_ms` brings one new sample, and models that it does not concern must cost nothing: their plans
 are the same objects and their resources the same bytes (checked here, not only timed). `baseline_ms` is
 a bare loop over the same samples that only adds up two fields. The garbage collector is set as the server
@@ -29,6 +31,8 @@ from xds_server.xds.transport import tune_gc
 
 PER_TIER = 25
 TIERS_PER_MODEL = 2
+CALM = 10
+"""Rounds until what the moves before have spilled is taken back."""
 
 
 def samples(fleet: Topology, *, at: float, step: int) -> list[Sample]:
@@ -58,7 +62,7 @@ def samples(fleet: Topology, *, at: float, step: int) -> list[Sample]:
     ]
 
 
-def unmoved(news: list[Sample], *, at: float, step: int) -> list[Sample]:
+def unmoved(news: list[Sample], *, at: float) -> list[Sample]:
     """Return the same samples one interval later: counters advance, nothing moves."""
     return [
         replace(
@@ -66,8 +70,8 @@ def unmoved(news: list[Sample], *, at: float, step: int) -> list[Sample]:
             observed_at=at,
             engine=replace(
                 sample.engine,
-                finished_total=step * 10.0,
-                generation_tokens_total=step * 1000.0,
+                finished_total=(sample.engine.finished_total or 0.0) + 1.0,
+                generation_tokens_total=(sample.engine.generation_tokens_total or 0.0) + 100.0,
             ),
         )
         for sample in news
@@ -91,6 +95,15 @@ class Bench:
         self.state, plan = evaluate(self.state, news, self.policy, self.now)
         return plan, (time.perf_counter() - started) * 1e3
 
+    def elapse(self, seconds: float) -> list[float]:
+        """Let time pass, evaluating at every deadline; return the times it took, in ms."""
+        end, times = self.now + seconds, []
+        while self.state.deadline <= end:
+            self.now = self.state.deadline
+            times.append(self.evaluate([])[1])
+        self.now = end
+        return times
+
     def take(self, news: list[Sample]) -> float:
         """Only take the samples in, as `evaluate` does first; return the time in ms."""
         states = [i for m in self.state.models for t in m.tiers for i in t.instances]
@@ -104,8 +117,9 @@ def case(endpoints: int, *, rounds: int) -> dict[str, Any]:
     """Measure one size of fleet."""
     bench = Bench(endpoints)
     every, take, steady, single, bare = [], [], [], [], []
+    settle, worst = [], []
     for step in range(rounds):
-        bench.now += 1
+        bench.elapse(1.0)
         news = samples(bench.fleet, at=bench.now, step=step)
         started = time.perf_counter()
         total = 0.0
@@ -114,9 +128,12 @@ def case(endpoints: int, *, rounds: int) -> dict[str, Any]:
         bare.append((time.perf_counter() - started) * 1e3)
         take.append(bench.take(news))
         every.append(bench.evaluate(news)[1])
-    for step in range(rounds):
-        bench.now += 1
-        steady.append(bench.evaluate(unmoved(news, at=bench.now, step=rounds + step))[1])
+    for _ in range(CALM + rounds):
+        times = bench.elapse(1.0)
+        settle.append(sum(times))
+        worst.append(max(times, default=0.0))
+        news = unmoved(news, at=bench.now)
+        steady.append(bench.evaluate(news)[1])
     builder = SnapshotBuilder(bench.fleet, bench.policy, Capability.COMPOSITE)
     plan, _ = bench.evaluate([])
     before = builder.build(plan).of_type(ENDPOINT).resources
@@ -133,7 +150,9 @@ def case(endpoints: int, *, rounds: int) -> dict[str, Any]:
         "models": bench.models,
         "all_ms": spread(every[1:]),
         "of_which_take_ms": spread(take[1:]),
-        "steady_ms": spread(steady[1:]),
+        "steady_ms": spread(steady[CALM:]),
+        "settle_ms": spread(settle[CALM:]),
+        "settle_worst_ms": spread(worst[CALM:]),
         "one_ms": spread(single),
         "baseline_ms": spread(bare[1:]),
         "models_untouched": untouched,

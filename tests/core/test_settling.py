@@ -186,3 +186,19 @@ def test_nothing_waits_for_longer_than_the_time_to_settle(moves):
         state = brain.state.models[0]
         if any(t is not s.state for t, s in zip(state.tiers, state.steps, strict=True)):
             assert at < brain.plan.next_deadline <= at + SETTLE_S
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        pytest.param({"kv_ratio": 0.85}, id="a pressed tier"),
+        pytest.param({"state": EngineState.DOWN}, id="a tier that passes everything on"),
+    ],
+)
+def test_while_a_model_is_pressed_every_sample_is_decided_upon_at_once(facts):
+    brain = steady()
+    brain.feed(*[sample(name, 61.0, **facts) for name in "abc"], at=61.0)
+    before = decided(brain)
+    brain.feed(sample("f", 61.1, kv_ratio=0.401), at=61.1)
+    assert decided(brain)[1] is not before[1]
+    assert decided(brain)[1].pressure == pytest.approx(0.401)

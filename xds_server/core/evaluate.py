@@ -23,13 +23,14 @@ from xds_server.core import tier as tiers
 from xds_server.core.assemble import initial_state, retarget
 from xds_server.core.inputs import Drain, Input
 from xds_server.core.model import ModelName
-from xds_server.core.plan import Event, Plan
+from xds_server.core.plan import Event, Level, Plan
 from xds_server.core.policy import Policy
 from xds_server.core.sample import Sample
 from xds_server.core.state import FleetState, InstanceState, ModelState, TierState, TierStep
 
 __all__ = ["evaluate", "initial_state", "retarget"]
 
+_HEALTHY = Level.HEALTHY
 _News = list[tuple[int, int, Input]]
 """Tier, position and input, in order of arrival."""
 
@@ -111,7 +112,7 @@ def _step(
     """Step the instances that something happened to, then their tiers, then the spill."""
     is_due = now >= model.deadline
     settles_at = _settles_at(model.model.name, policy.weights.settle_s, now)
-    is_quiet = settles_at > now and not is_due
+    is_quiet = settles_at > now and not is_due and _is_calm(model)
     bound = policy.weights.publish_change_ratio / 2.0
     earliest = settles_at
     renewed: list[list[InstanceState] | None] = [None] * len(model.tiers)
@@ -148,6 +149,14 @@ def _step(
     if not is_due and all(new is old for new, old in zip(tier_steps, model.steps, strict=True)):
         return model
     return _decide(model, tier_steps, policy, now, events)
+
+
+def _is_calm(model: ModelState) -> bool:
+    """Whether nothing presses: while a model spills or a tier is pressed, every sample counts."""
+    for step, memory in zip(model.steps, model.spill.tiers, strict=True):
+        if step.level is not _HEALTHY or memory.spill != 0.0:
+            return False
+    return True
 
 
 def _says_little(weighed: InstanceState, after: InstanceState, bound: float) -> bool:

@@ -130,7 +130,7 @@ class WeightPolicy:
     settle_s: float = 0.5
     """A sample that cannot move a weight that far by itself (its pressure moved by at most half of
     `publish_change_ratio`, and nothing else) is decided upon within this time, together with the others
-    of its model. Far below the seconds over which demand is smoothed, and ten times cheaper than a
+    of its model, unless a tier is pressed or spills. Far below the seconds over which demand is smoothed, and ten times cheaper than a
     decision per sample; 0 decides at once."""
     trickle_ratio: float = 0.01
     """Load alone never takes an instance below this share of its capacity weight."""
