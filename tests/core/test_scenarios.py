@@ -370,6 +370,28 @@ def test_a_returning_telemetry_eases_the_weight_back():
     assert previous == 1000
 
 
+def test_agents_that_return_one_after_the_other_move_nothing_at_once():
+    """The first to return are the mean of what is known: they must not take that for their place."""
+    brain = warm()
+    brain.until(200.0)
+    loads = {"a": 0.3, "b": 0.3, "c": 0.9}
+    at, previous = 200.0, brain.weights()
+    for count in (1, 1, 2, 2, 3, 3, 3, 3):
+        at += 0.5
+        heard = list(loads.items())[:count]
+        brain.feed(*[sample(name, at, kv_ratio=load) for name, load in heard], at=at)
+        weights = brain.weights()
+        assert all(abs(weights[name] - previous[name]) <= 75 for name in loads)
+        previous = weights
+    brain.until(at + 2.0)
+    for _ in range(30):
+        at = brain.now + 1.0
+        brain.feed(*[sample(name, at, kv_ratio=load) for name, load in loads.items()], at=at)
+    assert brain.weights() == pytest.approx({"a": 1200, "b": 1200, "c": 600}, abs=2)
+    assert brain.state.models[0].tiers[0].easing == frozenset()
+    assert {i.reason.rule for i in brain.tier().instances} == {"load_below_mean", "load_above_mean"}
+
+
 def test_an_unmeasured_capacity_is_learned_from_what_runs_while_others_wait():
     brain = Brain(topology(model("chat", tier("primary", "a", "b", capacities=[None, None]))))
     for at in range(1, 30):

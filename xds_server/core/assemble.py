@@ -143,6 +143,7 @@ def build(
             level=seed.levels.get(tier.name, LevelTrack()),
             frozen_since=seed.frozen_since.get(tier.name),
             is_known=tier.name in seed.known_tiers,
+            shaken_at=-inf,
         )
         still_easing = {n for n, s in enumerate(instances) if s.instance.id in seed.easing}
         steps.append(tiers.step(state, still_easing, policy, now))

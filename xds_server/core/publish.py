@@ -236,21 +236,24 @@ def _instances(
     if not is_same_fleet:
         by_id = {plan.id: plan for plan in old}
         known = [by_id.get(state.instance.id) for state in states]
-    if not moved and not any(map(_is_news, old, states)):
+    if not moved and not step.arrived and not any(map(_is_news, old, states)):
         return old
     frozen = step.reading.frozen
     easing, corrections, slots = step.state.easing, step.state.corrections, step.slots
     mean = step.mean
     plans: list[InstancePlan] = []
+    is_same = is_same_fleet
     for position, (state, before) in enumerate(zip(states, known, strict=True)):
         if before is None:
             weight = integers[position]
         else:
             # News that moves no weight must not move the others' either: that would be a push.
             weight = integers[position] if moved else before.weight
-            if weight == before.weight and not _is_news(before, state):
+            arrived = before.reason.rule == reasons.EASING and position not in easing
+            if weight == before.weight and not arrived and not _is_news(before, state):
                 plans.append(before)
                 continue
+        is_same = False
         track = state.track
         if state.ceiling > 0.0:
             health = _SERVES
@@ -272,7 +275,7 @@ def _instances(
                 ),
             )
         )
-    return tuple(plans)
+    return old if is_same else tuple(plans)
 
 
 def _is_news(before: InstancePlan, state: InstanceState) -> bool:

@@ -48,6 +48,7 @@ _LOAD_UNKNOWN = "Its load is unknown: the weight of its capacity."
 _HOLD = "Its telemetry is stale: the last correction is kept."
 _BLIND = "It sends no telemetry: the weight of its capacity, without a correction."
 _FROZEN = "More than half of its tier is blind: the whole tier keeps its corrections."
+EASING = "telemetry_easing"
 _EASING = "Its telemetry changed: the correction moves slowly to where it belongs."
 _THROTTLED = "The hardware throttles its GPU: it gets a part of its capacity."
 _VRAM = "Its GPU memory is short: it gets a part of its capacity."
@@ -130,7 +131,7 @@ def for_instance(  # noqa: PLR0917  # by position: once per instance and publica
     if state.freshness is _STALE:
         return Reason(rule="telemetry_hold", text=_HOLD, inputs=inputs)
     if easing:
-        return Reason(rule="telemetry_easing", text=_EASING, inputs=inputs)
+        return Reason(rule=EASING, text=_EASING, inputs=inputs)
     if state.freshness is _LOST:
         return Reason(rule="telemetry_blind", text=_BLIND, inputs=inputs)
     if load is None or mean is None:

@@ -59,6 +59,8 @@ class TierState:
     """Since when more than `freeze_ratio` of the tier has been blind."""
     is_known: bool
     """Whether enough of it was ever heard: what was never known is not frozen and eases nowhere."""
+    shaken_at: float
+    """When telemetry of any of it was last lost or returned."""
 
     def holding(self, instances: tuple[InstanceState, ...]) -> TierState:
         """Return the same tier with other states of its instances."""
@@ -71,6 +73,7 @@ class TierState:
             self.level,
             self.frozen_since,
             self.is_known,
+            self.shaken_at,
         )
 
 
@@ -87,6 +90,8 @@ class TierStep(NamedTuple):
     mean: float | None
     reading: TierReading
     deadline: float
+    arrived: bool
+    """Whether a correction that eased is now where it belongs."""
 
 
 @record

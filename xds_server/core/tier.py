@@ -71,8 +71,19 @@ def step(state: TierState, shaken: set[int], policy: Policy, now: float) -> Tier
     moved = shaken if state.is_known else set()
     if state.is_known and (frozen or state.frozen_since is not None):
         moved = set(range(len(state.instances)))
+    shaken_at = now if moved else state.shaken_at
+    # The first agents that return say nothing yet about the mean: whoever is where it belongs among
+    # them goes on easing until the others have had the time to speak.
+    telemetry = policy.telemetry
+    awaits = now < shaken_at + telemetry.interval_s * telemetry.stale_intervals
     corrections, easing = _correct(
-        state, policy, now, mean=sums.mean, frozen_since=frozen_since, shaken=moved
+        state,
+        policy,
+        now,
+        mean=sums.mean,
+        frozen_since=frozen_since,
+        shaken=moved,
+        awaits=awaits and not frozen,
     )
     unit = policy.weights.scale * len(slots) / sums.slots if sums.slots > 0.0 else 0.0
     integers = [
@@ -109,8 +120,19 @@ def step(state: TierState, shaken: set[int], policy: Policy, now: float) -> Tier
         level=track,
         frozen_since=frozen_since,
         is_known=state.is_known or (sums.serving > 0 and not frozen),
+        shaken_at=shaken_at,
     )
-    return TierStep(after, level, sums.mean, integers, slots, sums.mean, reading, due)
+    return TierStep(
+        after,
+        level,
+        sums.mean,
+        integers,
+        slots,
+        sums.mean,
+        reading,
+        due,
+        bool(state.easing - easing),
+    )
 
 
 def capacities(instances: tuple[InstanceState, ...], default: float) -> list[float]:
@@ -197,6 +219,7 @@ def _correct(
     mean: float | None,
     frozen_since: float | None,
     shaken: set[int],
+    awaits: bool,
 ) -> tuple[tuple[float, ...], frozenset[int]]:
     """Move every correction to its target: at once, or slowly where telemetry was shaken."""
     easing = state.easing | shaken if shaken else state.easing
@@ -223,9 +246,9 @@ def _correct(
                 target = lowest
             elif target > highest:
                 target = highest
-        if easing and target != current and position in easing:
+        if easing and position in easing:
             eased = min(max(target, current - reach), current + reach)
-            if eased != target:
+            if eased != target or (awaits and instance.freshness is _FRESH):
                 unreached.append(position)
             target = eased
         corrections.append(target)
