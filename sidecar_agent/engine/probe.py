@@ -143,6 +143,9 @@ class Probe:
                 body = await _limited(response)
         except aiohttp.ClientConnectorDNSError as error:
             raise _Failed(OutcomeKind.UNREACHABLE, f"cannot resolve {url.host}") from error
+        except aiohttp.ClientSSLError as error:
+            # The engine listens; it is the agent that cannot read it: no word about its health.
+            raise _Failed(OutcomeKind.BAD_PAGE, f"TLS failed: {error}"[:200]) from error
         except aiohttp.ClientConnectorError as error:
             if error.errno in _NO_ROUTE:
                 raise _Failed(OutcomeKind.UNREACHABLE, "no route to host") from error

@@ -3,7 +3,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+import ssl
 import time
+from pathlib import Path
 
 import pytest
 
@@ -14,6 +16,7 @@ from sidecar_agent.engine.outcome import OutcomeKind
 from sidecar_agent.engine.probe import MAX_PAGE_BYTES, Probe, Target
 from tests.fakes.engine_pages import PAGES, EnginePages, page
 
+TLS = Path(__file__).parents[1] / "data" / "tls"
 VLLM = page("vllm-0.32.0-load_waiting.prom")
 
 
@@ -243,6 +246,28 @@ async def test_something_that_is_not_http_is_no_page(http):
         outcome = await a_probe(http, url).scrape()
     assert outcome.kind is OutcomeKind.BAD_PAGE
     assert "not HTTP" in outcome.detail
+
+
+async def test_a_certificate_that_is_not_trusted_says_nothing_about_the_engine(http):
+    """The engine listens and serves its clients: only the agent cannot read its page."""
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(TLS / "cert.pem", TLS / "key.pem")
+
+    async def answer(_, writer):
+        writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0, ssl=context)
+    async with server:
+        port = server.sockets[0].getsockname()[1]
+        outcome = await a_probe(http, f"https://127.0.0.1:{port}").scrape()
+    assert outcome.kind is OutcomeKind.BAD_PAGE
+    assert outcome.detail.startswith("TLS failed: ")
+
+
+async def test_tls_toward_an_engine_without_it_says_nothing_about_the_engine(http):
+    async with EnginePages({"/metrics": VLLM}) as engine:
+        outcome = await a_probe(http, engine.url.replace("http://", "https://")).scrape()
+    assert outcome.kind is OutcomeKind.BAD_PAGE
 
 
 async def test_a_name_that_does_not_resolve_is_unreachable(http):
