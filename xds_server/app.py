@@ -349,6 +349,6 @@ def _bind(host: str, port: int) -> socket.socket:
 
 def _listed(names: Collection[InstanceId]) -> list[str]:
     """Return the names for a person: of a large fleet the first ones, and how many more there are."""
-    first: list[str] = sorted(names)[:MOST_LISTED]
+    first = [str(name) for name in sorted(names)[:MOST_LISTED]]
     more = len(names) - len(first)
     return [*first, f"and {more} more"] if more else first

@@ -6,6 +6,7 @@ Exit codes: 0 done, 1 could not run (one sentence says why), 2 bad configuration
 from __future__ import annotations
 
 import asyncio
+import http.client
 import json
 import os
 import sys
@@ -200,8 +201,9 @@ def _get(url: str) -> Any:
     except urllib.error.HTTPError as error:
         with error:
             _fail(_error_text(error.read()) or f"{url}: {error}", FAILED)
-    except (urllib.error.URLError, OSError, ValueError) as error:
-        reason = getattr(error, "reason", error)
+    except (urllib.error.URLError, http.client.HTTPException, OSError, ValueError) as error:
+        # A port that speaks something else, such as gRPC, is not an HTTP answer.
+        reason = getattr(error, "reason", None) or error
         _fail(f"no answer from {url.partition('/debug')[0]}: {reason} (is it running?)", FAILED)
 
 

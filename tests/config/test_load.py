@@ -36,7 +36,7 @@ def problems_of(document: Any) -> list[str]:
     text = document if isinstance(document, str) else yaml.safe_dump(document, sort_keys=False)
     with pytest.raises(ConfigError) as caught:
         load_text(text)
-    return [str(each) for each in caught.value.problems]
+    return [f"{each.path}: {each.value}: {each.expected}" for each in caught.value.problems]
 
 
 def changed(path: str, value: Any) -> dict[str, Any]:
@@ -337,6 +337,13 @@ def test_one_wrong_value_is_one_problem_with_path_value_and_expectation(path, va
     assert wanted
     if expected is not None:
         assert problem == expected
+
+
+def test_a_problem_reads_as_path_value_and_what_was_expected():
+    with pytest.raises(
+        ConfigError, match=r"policy.kv.high: 0.99: expected below policy.kv.critical"
+    ):
+        load_text(yaml.safe_dump(changed("policy.kv", {"high": 0.99, "critical": 0.95})))
 
 
 def test_two_models_may_not_answer_the_same_requests():

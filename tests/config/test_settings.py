@@ -46,19 +46,29 @@ def test_flags_win_over_environment_over_file_over_default(flags, environ, file,
 @pytest.mark.parametrize(
     ("flags", "environ", "file", "expected"),
     [
-        pytest.param({"log_level": "loud"}, {}, {}, '--log-level: "loud": one of', id="flag"),
+        pytest.param(
+            {"log_level": "loud"}, {}, {}, '--log-level: "loud": expected one of', id="flag"
+        ),
         pytest.param(
             {},
             {"XDS_SERVER_GRACE_S": "soon"},
             {},
-            'XDS_SERVER_GRACE_S: "soon": a number',
+            'XDS_SERVER_GRACE_S: "soon": expected a number',
             id="environment",
         ),
         pytest.param(
-            {}, {}, {"push_gap_ms": -1}, "server.push_gap_ms: -1: a number of at least 0", id="file"
+            {},
+            {},
+            {"push_gap_ms": -1},
+            "server.push_gap_ms: -1: expected a number of at least 0",
+            id="file",
         ),
         pytest.param(
-            {"admin_listen": "here"}, {}, {}, '--admin-listen: "here": ip:port', id="address"
+            {"admin_listen": "here"},
+            {},
+            {},
+            '--admin-listen: "here": expected ip:port',
+            id="address",
         ),
     ],
 )

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -48,13 +50,13 @@ def test_a_bad_file_is_refused_at_start_with_all_its_problems(tmp_path):
         assert done.exit_code == 2
         assert done.stdout == ""
         assert done.stderr.splitlines()[0] == f"xds-server: {config}: 3 problems"
-        assert "policy.kv.high: 2: a number of at most 1" in done.stderr
+        assert "policy.kv.high: 2: expected a number of at most 1" in done.stderr
 
 
 def test_a_bad_setting_is_refused_at_start(config):
     done = run("serve", str(config), environ={"XDS_SERVER_ADMIN_LISTEN": "nowhere"})
     assert done.exit_code == 2
-    assert 'XDS_SERVER_ADMIN_LISTEN: "nowhere": ip:port' in done.stderr
+    assert 'XDS_SERVER_ADMIN_LISTEN: "nowhere": expected ip:port' in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -91,3 +93,23 @@ def test_check_config_schema_render_and_bootstrap_print_what_they_promise(config
         document = json.loads(done.stdout)
         assert document["node"]["id"] == "n1"
         assert document["dynamic_resources"]["ads_config"]["api_type"] == api
+
+
+def test_explain_asked_at_a_port_that_is_not_http_says_so_in_one_sentence():
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        port = listening.getsockname()[1]
+
+        def answer():
+            connection, _ = listening.accept()
+            with connection:
+                # What a gRPC server says first: a SETTINGS frame.
+                connection.sendall(b"\x00\x00\x00\x04\x00\x00\x00\x00\x00")
+                connection.recv(4096)
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        done = run("explain", "chat", "--admin", f"127.0.0.1:{port}")
+        thread.join(10)
+    assert done.exit_code == 1
+    assert "no answer from" in done.stderr
+    assert "Traceback" not in done.stderr

@@ -27,7 +27,7 @@ class Problem:
         return cls(path or "(file)", show(value), expected)
 
     def __str__(self) -> str:
-        return f"{self.path}: {self.value}: {self.expected}"
+        return f"{self.path}: {self.value}: expected {self.expected}"
 
 
 class ConfigError(Exception):

@@ -97,7 +97,7 @@ class Registry:
         if before is not None and hello.epoch < before.hello.epoch and self._holds(before, now):
             reason = (
                 f"a newer run of agent {hello.agent} (epoch {before.hello.epoch}) is known; "
-                f"this is epoch {hello.epoch}"
+                f"this is epoch {hello.epoch}. Two agents may not share a name: give each its own (--node)"
             )
             return None, [Refused("", Code.STALE_EPOCH, reason)]
         speaker = Speaker(hello, {each.name: each for each in hello.claims})
