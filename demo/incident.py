@@ -117,7 +117,8 @@ class Incident:
     def narrate(self) -> None:
         """Say what changed in the control plane's plan and who answered for the first time."""
         for tier in self._scene.watch.tiers:
-            self._narrate_change(self._levels, f"tier {tier.name}", tier.level, tier.reason)
+            pressure = "" if tier.pressure is None else f"pressure {tier.pressure:.2f}"
+            self._narrate_change(self._levels, f"tier {tier.name}", tier.level, pressure)
             for each in tier.instances:
                 self._narrate_change(self._states, each.name, each.state, each.reason)
                 if each.name == VICTIM:
@@ -132,7 +133,7 @@ class Incident:
         before = known.get(who)
         known[who] = now
         if before is not None and before != now:
-            self._scene.say(f"{who}: {before} -> {now} ({why})")
+            self._scene.say(f"{who}: {before} -> {now}" + (f" ({why})" if why else ""))
 
     def _follow_victim(self, state: str, ceiling: float | None) -> None:
         told = self._scene.watch.engines.get(VICTIM, {})

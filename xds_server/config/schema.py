@@ -132,7 +132,8 @@ class TierSection(Written):
 
     name: Name
     serves: Text | None = None
-    """The model name its engines answer to; left out = the model's own name."""
+    """What `x-served-model` says of this tier; left out = the model's own name. Bodies are passed on as they
+    are: every engine must answer to the name that clients send (vLLM: --served-model-name with several names)."""
     instances: (
         Annotated[
             Annotated[list[InstanceSection], Tag(LIST)] | Annotated[Discover, Tag(MAPPING)],
@@ -143,6 +144,7 @@ class TierSection(Written):
     """A list, or `{discover: agents}`."""
     limit: Limit = Field(default_factory=Limit)
     max_tokens: MaxTokensSection | None = None
+    """Read and kept for the rewriting of bodies; nothing shortens `max_tokens` yet."""
     answer: Answer | None = None
 
 
