@@ -75,11 +75,23 @@ def config(primary: int, fallback: int) -> str:
     )
 
 
+def _connected(port: int) -> socket.socket:
+    """Connect; Envoy names a listener a moment before its workers accept on it."""
+    deadline = time.monotonic() + START_S
+    while True:
+        try:
+            return socket.create_connection(("127.0.0.1", port))
+        except ConnectionRefusedError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.05)
+
+
 class Client:
     """One keep-alive connection through Envoy."""
 
     def __init__(self, port: int) -> None:
-        self._sock = socket.create_connection(("127.0.0.1", port))
+        self._sock = _connected(port)
         self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def served_by(self) -> str:
