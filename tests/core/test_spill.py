@@ -114,6 +114,16 @@ def test_what_every_tier_admits_counts_as_demand():
     assert isclose(shares[0].demand, 25.0)
 
 
+def test_two_first_samples_that_arrive_together_are_not_a_flood():
+    burst = replace(flow(25.0), admitted=10.0, admitted_s=0.002)
+    crowd = reading(flows=(burst,))
+
+    first, _ = once(crowd, STATIC)
+
+    assert first.demand == 10.0, "as over one second, not 5,000 per second"
+    assert first.spill == 0.0
+
+
 def test_shares_multiply_down_the_chain():
     primary = reading(flows=(flow(40.0),))
     fallback = reading(slots=80.0, available_slots=80.0, flows=(flow(0.0),))
@@ -444,6 +454,15 @@ def test_a_capacity_too_small_to_divide_by_is_none(available):
 @FEW
 def test_shares_are_shares_and_the_same_history_gives_the_same_bytes(history):
     assert live(history) == live(history)
+
+
+def test_demand_that_fades_to_nothing_is_nothing_at_once():
+    state, _ = run(reading(flows=(flow(4.0),)), STATIC)
+    quiet = (reading(flows=(flow(0.0),)), STATIC)
+    for _ in range(600):
+        state, _, _ = spill.step(state, quiet, POLICY, (state.at or 0.0) + 1.0)
+        assert spill.step(state, quiet, POLICY, state.at)[0] == state
+    assert state.demand == 0.0
 
 
 @given(HISTORY, st.floats(0.0, 60.0), READINGS, READINGS)

@@ -13,6 +13,9 @@ _SEEN_MIN = 0.001
 """No share of the requests that engines see is taken as smaller: it divides."""
 _NOTHING_PER_S = 1e-6
 """Fewer requests/s are none: rates of idle engines decay for ever and would underflow."""
+_COVERED_MIN_S = 1.0
+"""A rate is not taken over less: the first two samples of an agent may arrive milliseconds apart when the
+server or the network was busy, and one request would read as hundreds per second."""
 
 
 class Throughput(NamedTuple):
@@ -48,7 +51,7 @@ def add_up(flows: Iterable[InstanceFlow]) -> Throughput:
         seconds = flow.admitted_s
         if seconds > 0.0:
             known = True
-            admitted_per_s += flow.admitted / seconds
+            admitted_per_s += flow.admitted / max(seconds, _COVERED_MIN_S)
         completed += flow.completed
         busy_slot_s += flow.busy_slot_s
         tokens += flow.tokens
@@ -102,4 +105,6 @@ def offered(
     span = policy.demand_noise_high - policy.demand_noise_low
     real = min(1.0, max(0.0, (surprise - policy.demand_noise_low) / span))
     rate = (1.0 - real) / policy.demand_steady_s + real / policy.demand_follow_s
-    return before + (recent - before) * (1.0 - exp(-elapsed_s * rate))
+    estimate = before + (recent - before) * (1.0 - exp(-elapsed_s * rate))
+    # As above, or a second look at the same moment would find something else.
+    return 0.0 if estimate < _NOTHING_PER_S else estimate
