@@ -103,4 +103,4 @@ def collector():
 def test_tuning_takes_what_lives_out_of_the_collectors_sight() -> None:
     tune_gc()
     assert gc.get_freeze_count() > 1000
-    assert gc.get_threshold()[0] == 50_000
+    assert gc.get_threshold()[0] == 200_000
