@@ -339,13 +339,6 @@ def test_one_wrong_value_is_one_problem_with_path_value_and_expectation(path, va
         assert problem == expected
 
 
-def test_a_problem_reads_as_path_value_and_what_was_expected():
-    with pytest.raises(
-        ConfigError, match=r"policy.kv.high: 0.99: expected below policy.kv.critical"
-    ):
-        load_text(yaml.safe_dump(changed("policy.kv", {"high": 0.99, "critical": 0.95})))
-
-
 def test_two_models_may_not_answer_the_same_requests():
     second = {
         "name": "code",

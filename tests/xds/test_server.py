@@ -15,7 +15,6 @@ from google.protobuf.message import Message
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from tests.fakes.blackhole import Blackhole
 from tests.fakes.envoy import eventually
 from tests.xds.resources import cluster, endpoints, listener, route, snapshot
 from tests.xds.wire import RawStream, serving
@@ -491,26 +490,3 @@ def test_the_wire_form_of_a_response_is_what_the_library_would_make() -> None:
     assert parsed == expected
     delta = discovery_pb2.DeltaDiscoveryResponse.FromString(with_nonce(b"", "n"))
     assert delta.nonce == "n"
-
-
-async def test_a_proxy_that_vanished_without_a_word_is_noticed_in_time():
-    """Half-open connections are what a dead host or a firewall leaves behind."""
-    cache = SnapshotCache()
-    cache.publish(AGGREGATE, A)
-    patience = TransportSettings(keepalive_s=1.0, keepalive_timeout_s=1.0)
-    async with (
-        serving(cache, transport=patience) as (xds, port),
-        Blackhole(port) as between,
-        grpc.aio.insecure_channel(between.address) as channel,
-        RawStream(channel) as stream,
-    ):
-        await stream.ask(CLUSTER)
-        await stream.response()
-        assert xds.stream_count == 1
-
-        between.swallow = True
-
-        async def is_gone() -> bool:
-            return xds.stream_count == 0
-
-        await eventually(is_gone, what="the stream ended", timeout_s=10)
