@@ -235,8 +235,8 @@ async def test_a_bad_file_is_kept_out_while_the_last_good_one_serves(tmp_path):
             refused = await server.event("config_refused")
             address = "models[0].tiers[0].instances[0].address"
             assert refused["problems"] == [
-                f'{address}: "nowhere": ip:port, like 10.0.0.7:8000 (no port)',
-                "policy.kv.high: 0.99: below policy.kv.critical (0.95)",
+                f'{address}: "nowhere": expected ip:port, like 10.0.0.7:8000 (no port)',
+                "policy.kv.high: 0.99: expected below policy.kv.critical (0.95)",
             ]
             assert await server.metric("fleet_config_valid") == 0
             assert set(await loop.served(20)) == {"a", "b"}

@@ -277,7 +277,9 @@ async def test_discovery_without_a_token_is_refused_also_at_reload(config, tmp_p
     async with running_server(config, tmp_path / "state", ["--grace-s", "0"]) as server:
         config.write_text(DISCOVERING)
         refused = await server.event("config_refused")
-        assert refused["problems"][0].startswith("server.agents_token_file: (missing): a token")
+        assert refused["problems"][0].startswith(
+            "server.agents_token_file: (missing): expected a token"
+        )
 
 
 async def test_sigterm_ends_the_server_in_order(config, tmp_path):
