@@ -33,9 +33,8 @@ from xds_server.state_keeper import StateKeeper
 from xds_server.status import describe_fleet, gauges
 from xds_server.topology_switch import TopologySwitch
 from xds_server.xds.cache import SnapshotCache
-from xds_server.xds.csds import CSDS_SERVICE, csds_handler
 from xds_server.xds.health import Health, add_health_and_reflection
-from xds_server.xds.server import SERVICES, XdsServer
+from xds_server.xds.server import SERVICE_NAMES, XdsServer
 from xds_server.xds.transport import make_server, tune_gc
 from xds_server.xds_observer import XdsObserver
 
@@ -44,7 +43,7 @@ EXPIRY_S = 10.0
 GRACE_STEP_S = 0.1
 STOP_GRACE_S = 0.5
 """How long streams may take to end; proxies reconnect and keep what they have meanwhile."""
-SERVED = (*SERVICES, CSDS_SERVICE, SERVICE)
+SERVED = (*SERVICE_NAMES, SERVICE)
 """Full names of the gRPC services."""
 
 
@@ -198,13 +197,7 @@ class App:
         }
 
     async def _add_services(self, server: Any) -> Health:
-        server.add_generic_rpc_handlers(
-            (
-                *self.xds.handlers(),
-                csds_handler(self.xds.status),
-                self.telemetry.handlers(),
-            )
-        )
+        server.add_generic_rpc_handlers((*self.xds.handlers(), self.telemetry.handlers()))
         health = await add_health_and_reflection(server, SERVED)
         await health.set(serving=self.loop.is_warm)
         return health
