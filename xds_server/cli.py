@@ -21,9 +21,10 @@ import typer
 
 from xds_server import __version__, logs
 from xds_server.config.load import Config, load_file
-from xds_server.config.problems import ConfigError
+from xds_server.config.problems import ConfigError, show
 from xds_server.config.schema import json_schema
 from xds_server.config.settings import SETTINGS, Settings, require_token, resolve
+from xds_server.explanation import told
 from xds_server.resources.capability import Capability
 
 BAD_CONFIG = 2
@@ -128,8 +129,16 @@ def bootstrap(
     from xds_server.resources.bootstrap import bootstrap as make  # noqa: PLC0415
 
     host, _, port = server.rpartition(":")
-    if not host or not port.isdecimal() or not 1 <= int(port) <= 65535:
-        _fail(f"--server: {server}: host:port, like 127.0.0.1:18000", BAD_CONFIG)
+    problems = []
+    for flag, name in (("--node-id", node_id), ("--cluster", cluster)):
+        if not name.strip() or not name.isprintable():
+            problems.append(f"{flag}: {show(name)}: expected a name: printable and not empty")
+    if not host.strip("[] ") or not _is_port(port):
+        problems.append(f"--server: {show(server)}: expected host:port, like 127.0.0.1:18000")
+    if not 0 <= admin_port <= 65535:
+        problems.append(f"--admin-port: {admin_port}: expected a port, 0-65535 (0: a free one)")
+    if problems:
+        _fail("\n  ".join(["bad arguments", *problems]), BAD_CONFIG)
     document = make(
         node_id=node_id,
         cluster=cluster,
@@ -149,12 +158,16 @@ def explain(
     admin: Annotated[
         str, typer.Option(help="Admin address of the running server.")
     ] = "http://127.0.0.1:18001",
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print everything, for programs.")
+    ] = False,
 ) -> None:
     """Say why a weight or share of a running server is what it is."""
     base = admin if "://" in admin else f"http://{admin}"
     query = urllib.parse.urlencode({"subject": subject})
     answer = _get(f"{base.rstrip('/')}/debug/explain?{query}")
-    typer.echo(json.dumps(answer, indent=2, ensure_ascii=False))
+    text = json.dumps(answer, indent=2, ensure_ascii=False) if as_json else told(answer)
+    typer.echo(text)
 
 
 @app.callback(invoke_without_command=True)
@@ -212,6 +225,10 @@ def _error_text(body: bytes) -> str:
         return str(json.loads(body)["error"])
     except (ValueError, KeyError, TypeError):
         return ""
+
+
+def _is_port(text: str) -> bool:
+    return text.isascii() and text.isdigit() and 1 <= int(text) <= 65535
 
 
 def _count(number: int, noun: str) -> str:

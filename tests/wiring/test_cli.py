@@ -95,6 +95,34 @@ def test_check_config_schema_render_and_bootstrap_print_what_they_promise(config
         assert document["dynamic_resources"]["ads_config"]["api_type"] == api
 
 
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        pytest.param(["--node-id", ""], '--node-id: "": expected a name', id="no-id"),
+        pytest.param(["--node-id", "a\nb"], '--node-id: "a\\nb": expected a name', id="line-break"),
+        pytest.param(["--cluster", " "], '--cluster: " ": expected a name', id="blank-cluster"),
+        pytest.param(["--admin-port", "99999"], "--admin-port: 99999: expected a port", id="port"),
+        pytest.param(["--server", "xds"], '--server: "xds": expected host:port', id="no-port"),
+        pytest.param(["--server", ":18000"], '--server: ":18000": expected host', id="no-host"),
+        pytest.param(["--server", "xds:1\u0663"], "expected host:port", id="arabic-digit"),
+    ],
+)
+def test_a_bootstrap_that_envoy_would_refuse_is_not_printed(flags, message):
+    done = run("bootstrap", "--node-id", "n1", *flags)
+    assert done.exit_code == 2
+    assert done.stdout == ""
+    assert message in done.stderr
+
+
+def test_all_bad_arguments_of_a_bootstrap_are_told_at_once():
+    done = run("bootstrap", "--node-id", "", "--admin-port", "-1", "--server", "xds")
+    assert [line.split(":")[0].strip() for line in done.stderr.splitlines()[1:]] == [
+        "--node-id",
+        "--server",
+        "--admin-port",
+    ]
+
+
 def test_explain_asked_at_a_port_that_is_not_http_says_so_in_one_sentence():
     with socket.create_server(("127.0.0.1", 0)) as listening:
         port = listening.getsockname()[1]

@@ -110,7 +110,12 @@ async def test_every_page_shows_what_is_there(config, tmp_path):
         status, text = await server.get("/debug/explain?subject=nobody")
         assert status == 404
         assert "nobody" in json.loads(text)["error"]
-        done = await asyncio.to_thread(run, "explain", "chat/primary", "--admin", server.admin_url)
+        asked = ("explain", "chat/primary", "--admin", server.admin_url)
+        done = await asyncio.to_thread(run, *asked)
+        assert done.exit_code == 0
+        assert done.stdout.startswith("chat/primary (healthy")
+        assert "What changes it: " in done.stdout
+        done = await asyncio.to_thread(run, *asked, "--json")
         assert done.exit_code == 0
         assert json.loads(done.stdout) == await server.get_json(
             "/debug/explain?subject=chat/primary"
