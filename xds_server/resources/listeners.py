@@ -15,9 +15,9 @@ from xds_server.resources.clusters import BUFFER_LIMIT_BYTES, ads
 from xds_server.resources.last_net import author_last_net
 from xds_server.resources.names import LISTENER_NAME, ROUTE_CONFIG_NAME
 from xds_server.resources.proto import Listener, pack, serialize, to_upb, typed
+from xds_server.resources.request_facts import STREAM, Reading, facts_filters, merge
 from xds_server.resources.snapshot import Resource
 from xds_server.resources.static_tier import filter_chains, router, static_listener
-from xds_server.resources.streaming import stream_filter
 
 
 def listener_resources(
@@ -46,9 +46,10 @@ def author_listener(topology: Topology, *, failures: FailurePolicy) -> Any:
     address = typed.core.SocketAddress(
         address=topology.listener_host, port_value=topology.listener_port
     )
-    http_filters = author_last_net(topology.models, failures)
-    if failures.answer_timeout_s is not None:
-        http_filters.append(stream_filter())
+    http_filters = [
+        *facts_filters(merge(_readings(failures))),
+        *author_last_net(topology.models, failures),
+    ]
     manager = typed.hcm.HttpConnectionManager(
         stat_prefix=LISTENER_NAME,
         rds=_rds(),
@@ -61,6 +62,12 @@ def author_listener(topology: Topology, *, failures: FailurePolicy) -> Any:
         per_connection_buffer_limit_bytes=BUFFER_LIMIT_BYTES,
         filter_chains=filter_chains(manager),
     )
+
+
+def _readings(failures: FailurePolicy) -> Iterator[Reading]:
+    """Yield what the parts of the configuration need to know of a request's body."""
+    if failures.answer_timeout_s is not None:
+        yield STREAM
 
 
 def author_api_listener(name: str) -> Any:

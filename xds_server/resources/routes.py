@@ -19,7 +19,7 @@ from xds_server.resources.proto import (
     pack,
     typed,
 )
-from xds_server.resources.streaming import asks_for_stream
+from xds_server.resources.request_facts import Fact, fact_is
 
 RETRIES_MAX = 2
 """And at most one less than the chain has members: one more attempt would find none, and the 503 of that hides
@@ -56,7 +56,7 @@ def author_routes(model: Model, *, failures: FailurePolicy, capability: Capabili
     first = _author_route(model, capability, failures, patience)
     if failures.answer_timeout_s is None:
         return [first]
-    first.match.dynamic_metadata = [asks_for_stream(value=True)]
+    first.match.dynamic_metadata = [fact_is(Fact.STREAM, True)]
     patience = _Patience(headers_s=failures.answer_timeout_s, silence_s=None, attempts=attempts)
     return [first, _author_route(model, capability, failures, patience)]
 

@@ -15,8 +15,8 @@ from xds_server.resources.answer import Dialect, streamed, whole
 from xds_server.resources.clusters import BUFFER_LIMIT_BYTES
 from xds_server.resources.names import static_listener_name
 from xds_server.resources.proto import Listener, pack, serialize, typed
+from xds_server.resources.request_facts import STREAM, Fact, fact_is, facts_filters
 from xds_server.resources.snapshot import Resource
-from xds_server.resources.streaming import asks_for_stream, stream_filter
 
 BODY_LIMIT_BYTES = 4096
 """Envoy's default limit of a direct response's body; raised for longer answers."""
@@ -102,7 +102,7 @@ def _author(name: str, answer: StaticAnswer, served: str) -> Any:
         http_filters=[
             _http_filter("buffer", typed.buffer.Buffer(max_request_bytes=BUFFER_LIMIT_BYTES)),
             _http_filter("header_mutation", _body_is_json()),
-            stream_filter(),
+            *facts_filters([STREAM]),
             router(),
         ],
     )
@@ -135,8 +135,8 @@ def _routes(answer: StaticAnswer, served: str) -> list[Any]:
         if 200 <= answer.status < 300:  # an error is no stream: its readers expect JSON
             events = streamed(answer.body, dialect=dialect, model=served)
             cases = [
-                ({"dynamic_metadata": [asks_for_stream(value=True)]}, events, EVENTS),
-                ({"dynamic_metadata": [asks_for_stream(value=False)]}, document, JSON),
+                ({"dynamic_metadata": [fact_is(Fact.STREAM, True)]}, events, EVENTS),
+                ({"dynamic_metadata": [fact_is(Fact.STREAM, False)]}, document, JSON),
                 ({"headers": [_header("accept", EVENTS)]}, events, EVENTS),
                 *cases,
             ]
