@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from xds_server.core import persist
-from xds_server.core.evaluate import evaluate, initial_state, retarget
+from xds_server.core.evaluate import evaluate, initial_state, observe, retarget
 from xds_server.core.inputs import Input
 from xds_server.core.model import InstanceId, Topology
 from xds_server.core.plan import EndpointHealth, InstancePlan, Plan
@@ -27,7 +27,8 @@ class Fleet:
 
     def evaluate(self, inputs: Sequence[Input], now: float) -> Plan:
         """Take inputs in and return the plan that follows; it is also kept as `plan`."""
-        self._state, self.plan = evaluate(self._state, inputs, self.policy, now)
+        observed = observe(self._state, inputs, self.policy, now)
+        self._state, self.plan = evaluate(observed, self.policy, now)
         return self.plan
 
     def reconfigure(self, topology: Topology, policy: Policy, now: float) -> None:

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.fakes.brain import Brain, model, sample, small_fleet, tier, topology
-from xds_server.core.evaluate import evaluate, initial_state, retarget
+from tests.fakes.brain import Brain, model, sample, small_fleet, step, tier, topology
+from xds_server.core.evaluate import initial_state, retarget
 from xds_server.core.model import InstanceId, Tier, TierName
 from xds_server.core.plan import EndpointHealth, FaultState, Freshness, Level
 from xds_server.core.policy import Policy, WeightPolicy
@@ -15,7 +15,7 @@ POLICY = Policy()
 
 def test_the_first_plan_is_the_static_one():
     state = initial_state(small_fleet(), POLICY, 0.0)
-    _, plan = evaluate(state, [], POLICY, 0.0)
+    _, plan = step(state, [], POLICY, 0.0)
     primary, fallback, static = plan.models[0].tiers
     assert [t.weight for t in plan.models[0].tiers] == [1000, 0, 0]
     assert [i.weight for i in primary.instances] == [1000, 1000, 1000]
@@ -71,10 +71,10 @@ def test_a_change_below_the_threshold_keeps_the_published_objects():
 
 def test_small_moves_add_up_until_they_are_published():
     brain = Brain(small_fleet())
-    for step in range(10):
-        at = 1.0 + step
+    for turn in range(10):
+        at = 1.0 + turn
         brain.feed(
-            sample("a", at, kv_ratio=0.4 + 0.01 * step),
+            sample("a", at, kv_ratio=0.4 + 0.01 * turn),
             *[sample(n, at) for n in "bcf"],
             at=at,
         )
@@ -223,10 +223,10 @@ def test_events_of_a_retarget_are_reported_once():
     brain = Brain(small_fleet())
     state = retarget(brain.state, topology(), POLICY, 1.0)
     state = retarget(state, topology(model("chat", tier("primary", "z"))), POLICY, 2.0)
-    state, plan = evaluate(state, [], POLICY, 2.0)
+    state, plan = step(state, [], POLICY, 2.0)
     assert [e.name for e in plan.events].count("instance_joined") == 1
     assert [e.name for e in plan.events].count("instance_left") == 4
-    assert evaluate(state, [], POLICY, 2.0)[1].events == ()
+    assert step(state, [], POLICY, 2.0)[1].events == ()
 
 
 def test_a_configured_capacity_replaces_a_learned_one_and_the_other_way_round():
@@ -265,7 +265,7 @@ def test_the_order_of_samples_does_not_matter(names):
 def test_a_loop_that_slept_too_long_catches_up_with_whatever_arrives():
     brain = Brain(small_fleet())
     brain.run(ALL, until=5.0)
-    state, plan = evaluate(brain.state, [sample("a", 1.0)], POLICY, 200.0)
+    state, plan = step(brain.state, [sample("a", 1.0)], POLICY, 200.0)
     assert {i.freshness for i in plan.models[0].tiers[0].instances} == {Freshness.BLIND}
     assert plan.next_deadline > 200.0
     assert state.instance(InstanceId("a")).sample.observed_at == 5.0

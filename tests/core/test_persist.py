@@ -5,8 +5,7 @@ import json
 
 import pytest
 
-from tests.fakes.brain import GIB, Brain, gpu, model, sample, small_fleet, tier, topology
-from xds_server.core.evaluate import evaluate
+from tests.fakes.brain import GIB, Brain, gpu, model, sample, small_fleet, step, tier, topology
 from xds_server.core.model import InstanceId
 from xds_server.core.persist import dump, restore
 from xds_server.core.plan import FaultState, Level
@@ -37,7 +36,7 @@ def kept(brain: Brain):
 def test_a_restarted_control_plane_says_what_it_said_before():
     brain = troubled()
     state = restore(small_fleet(), POLICY, kept(brain), 3.0)
-    _, plan = evaluate(state, [], POLICY, 3.0)
+    _, plan = step(state, [], POLICY, 3.0)
     for old, new in zip(brain.model().tiers, plan.models[0].tiers, strict=True):
         assert (new.weight, new.level) == (old.weight, old.level)
         assert [(i.id, i.weight, i.health, i.ceiling) for i in new.instances] == [
@@ -54,7 +53,7 @@ def test_holds_go_on_where_they_stopped():
     again = restored.instance(InstanceId("a")).track
     assert (again.state, again.stage, again.due_at) == (FaultState.RECOVERING, 1, None)
     assert again.left_s == pytest.approx(left_s)
-    restored, _ = evaluate(restored, [sample("a", 4.0)], POLICY, 4.0)
+    restored, _ = step(restored, [sample("a", 4.0)], POLICY, 4.0)
     assert restored.instance(InstanceId("a")).track.due_at == pytest.approx(4.0 + left_s)
 
 
@@ -77,7 +76,7 @@ def test_a_quarantine_runs_on_by_itself():
 
 def test_a_restart_during_the_absence_is_noticed():
     restored = restore(small_fleet(), POLICY, kept(troubled()), 3.0)
-    restored, _ = evaluate(restored, [sample("c", 4.0, restarts=1)], POLICY, 4.0)
+    restored, _ = step(restored, [sample("c", 4.0, restarts=1)], POLICY, 4.0)
     assert restored.instance(InstanceId("c")).track.state is FaultState.WARMING
 
 
@@ -85,11 +84,11 @@ def test_weights_are_frozen_until_telemetry_is_back_and_then_ease():
     brain = troubled()
     state = restore(small_fleet(), POLICY, kept(brain), 3.0)
     weight = brain.instance("c").weight
-    state, plan = evaluate(state, [], POLICY, 20.0)
+    state, plan = step(state, [], POLICY, 20.0)
     assert plan.models[0].tiers[0].instances[2].weight == weight
     for at in range(21, 60):
         news = [sample(n, float(at), kv_ratio=0.3) for n in ALL]
-        state, plan = evaluate(state, news, POLICY, float(at))
+        state, plan = step(state, news, POLICY, float(at))
         now = plan.models[0].tiers[0].instances[2].weight
         assert abs(now - weight) <= 75
         weight = now
@@ -134,7 +133,7 @@ def test_what_is_new_starts_healthy_and_what_is_gone_is_dropped():
         model("other", tier("primary", "x")),
     )
     state = restore(fleet, POLICY, document, 3.0)
-    _, plan = evaluate(state, [], POLICY, 3.0)
+    _, plan = step(state, [], POLICY, 3.0)
     assert [i.id for i in plan.models[0].tiers[0].instances] == ["a", "z"]
     assert state.instance(InstanceId("z")).track.state is FaultState.HEALTHY
     assert [t.weight for t in plan.models[1].tiers] == [1000, 0]

@@ -8,8 +8,7 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.fakes.brain import Brain, gpu, model, sample, small_fleet, tier, topology
-from xds_server.core.evaluate import evaluate
+from tests.fakes.brain import Brain, gpu, model, sample, small_fleet, step, tier, topology
 from xds_server.core.inputs import Drain
 from xds_server.core.persist import dump, restore
 from xds_server.core.plan import TIER_WEIGHT_TOTAL, EndpointHealth, FaultState
@@ -53,8 +52,8 @@ FEW = settings(max_examples=30, deadline=None)
 FEWER = settings(max_examples=8, deadline=None)
 
 
-def inputs_of(step, now):
-    _, news, order = step
+def inputs_of(item, now):
+    _, news, order = item
     inputs = [sample(name, now - age_s, **facts) for name, age_s, facts in news]
     if order is not None:
         name, draining = order
@@ -64,9 +63,9 @@ def inputs_of(step, now):
 
 def live(history, brain=None):
     brain = brain or Brain(small_fleet())
-    for step in history:
-        now = brain.now + step[0]
-        brain.feed(*inputs_of(step, now), at=now)
+    for item in history:
+        now = brain.now + item[0]
+        brain.feed(*inputs_of(item, now), at=now)
     return brain
 
 
@@ -108,20 +107,20 @@ def test_the_same_history_gives_the_same_plans(history):
 
 @FEW
 @given(HISTORY, STEP)
-def test_evaluating_again_at_the_same_moment_changes_nothing(history, step):
+def test_evaluating_again_at_the_same_moment_changes_nothing(history, item):
     brain = live(history)
-    now = brain.now + step[0]
+    now = brain.now + item[0]
     brain.until(now)
-    brain.feed(*inputs_of(step, now), at=now)
+    brain.feed(*inputs_of(item, now), at=now)
     state, plan = brain.state, brain.plan
-    again, same = evaluate(state, [], brain.policy, now)
+    again, same = step(state, [], brain.policy, now)
     assert again is state
     assert same.models is plan.models
     assert same.next_deadline == plan.next_deadline
     assert same.events == ()
     # The last word on every instance, said once more, is no news either.
     last = [s.sample for m in state.models for t in m.tiers for s in t.instances if s.sample]
-    again, same = evaluate(state, last, brain.policy, now)
+    again, same = step(state, last, brain.policy, now)
     assert again.models == state.models
     assert same.models is plan.models
     assert same.events == ()
@@ -134,9 +133,9 @@ def test_a_model_that_nothing_happens_to_keeps_its_objects(history):
     brain = Brain(topology(small_fleet().models[0], other))
     brain.feed(sample("x", 0.0), sample("y", 0.0), at=0.0)
     before = brain.state.models[1]
-    for step in history:
-        now = min(brain.now + step[0] / 90.0, 2.9)
-        brain.feed(*inputs_of(step, now), at=now)
+    for item in history:
+        now = min(brain.now + item[0] / 90.0, 2.9)
+        brain.feed(*inputs_of(item, now), at=now)
     assert brain.state.models[1] is before
     assert brain.plan.models[1] is before.plan
 
@@ -184,7 +183,7 @@ def test_a_healthier_instance_never_lowers_the_share_of_its_tier(outages, name):
     shares = []
     for state in (EngineState.DOWN, EngineState.UP):
         news = [sample(n, now, state=s) for n, s in (states | {name: state}).items()]
-        _, plan = evaluate(brain.state, news, brain.policy, now)
+        _, plan = step(brain.state, news, brain.policy, now)
         shares.append(plan.models[0].tiers[0].share)
     assert shares[1] >= shares[0] - 1e-9
 
@@ -195,7 +194,7 @@ def test_a_restarted_control_plane_continues_with_the_published_numbers(history,
     brain = live(history)
     document = json.loads(json.dumps(dump(brain.state, brain.plan, brain.now)))
     restored = restore(brain.state.topology, brain.policy, document, now)
-    _, plan = evaluate(restored, [], brain.policy, now)
+    _, plan = step(restored, [], brain.policy, now)
     check(plan, restored.topology)
     for old, new in zip(brain.plan.models[0].tiers, plan.models[0].tiers, strict=True):
         assert new.weight == old.weight
@@ -233,6 +232,6 @@ def test_small_moves_are_not_published(loads):
 
 def test_inputs_of_unknown_instances_are_ignored():
     brain = live([])
-    state, plan = evaluate(brain.state, [sample("nobody", 0.0)], brain.policy, 0.0)
+    state, plan = step(brain.state, [sample("nobody", 0.0)], brain.policy, 0.0)
     assert state is brain.state
     assert plan == replace(brain.plan, events=())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from xds_server.core.evaluate import evaluate, initial_state, retarget
+from xds_server.core.evaluate import evaluate, initial_state, observe, retarget
 from xds_server.core.inputs import Drain, Input
 from xds_server.core.model import (
     Instance,
@@ -26,6 +26,7 @@ from xds_server.core.sample import (
     MemoryKind,
     Sample,
 )
+from xds_server.core.state import FleetState
 
 GIB = 1 << 30
 
@@ -85,6 +86,13 @@ def gpu(health=GpuHealth.OK, *, ratio=0.92, free=6 * GIB, kind=MemoryKind.DEDICA
         vram_free_bytes=free,
         shared=shared,
     )
+
+
+def step(
+    state: FleetState, inputs: Iterable[Input], policy: Policy, now: float
+) -> tuple[FleetState, Plan]:
+    """Take in what arrived and decide, both at the same moment."""
+    return evaluate(observe(state, list(inputs), policy, now), policy, now)
 
 
 class Brain:
@@ -152,6 +160,6 @@ class Brain:
         return plan
 
     def _evaluate(self, inputs) -> Plan:
-        self.state, self.plan = evaluate(self.state, list(inputs), self.policy, self.now)
+        self.state, self.plan = step(self.state, inputs, self.policy, self.now)
         self.events += [(self.now, event) for event in self.plan.events]
         return self.plan

@@ -1,12 +1,15 @@
-"""From samples to a plan: the one function to read first.
+"""From samples to a plan: the module to read first.
 
-    samples, drains --> instance.py   faults -> ceiling, freshness, VRAM, pressure   (per instance)
-                    --> tier.py       level, corrections -> endpoint weights         (per tier)
-                    --> spill.py      demand, capacity -> tier shares                (per model)
-                    --> publish.py    the plan, if a number moved far enough to matter
+    observe   samples, drains --> instance.py   faults -> ceiling, freshness, VRAM, pressure  (per instance)
+    evaluate                      tier.py       level, corrections -> endpoint weights        (per tier)
+                                  spill.py      demand, capacity -> tier shares               (per model)
+                                  publish.py    the plan, if a number moved far enough to matter
 
-Pure: the same state, inputs, policy and time give the same plan. A model without inputs whose deadline
-has not passed keeps its objects and costs nothing.
+`observe` takes in what arrived and says by when each model must be decided upon: at once, or, when little
+was said, a moment later together with what comes until then. `evaluate` decides upon what is due.
+
+Pure: the same state, inputs, policy and time give the same plan. A model that is not due keeps its objects
+and costs nothing.
 """
 
 from __future__ import annotations
@@ -26,29 +29,27 @@ from xds_server.core.model import ModelName
 from xds_server.core.plan import Event, Level, Plan
 from xds_server.core.policy import Policy
 from xds_server.core.sample import Sample
-from xds_server.core.state import FleetState, InstanceState, ModelState, TierState, TierStep
+from xds_server.core.state import FleetState, InstanceState, ModelState, TierState
 
-__all__ = ["evaluate", "initial_state", "retarget"]
+__all__ = ["evaluate", "initial_state", "observe", "retarget"]
 
 _HEALTHY = Level.HEALTHY
 _News = list[tuple[int, int, Input]]
 """Tier, position and input, in order of arrival."""
 
 
-def evaluate(
-    state: FleetState, inputs: Sequence[Input], policy: Policy, now: float
-) -> tuple[FleetState, Plan]:
-    """Take what arrived and what time brings, and decide.
+def observe(state: FleetState, inputs: Sequence[Input], policy: Policy, now: float) -> FleetState:
+    """Take in what arrived.
 
     Args:
-        state: What the last call (or `initial_state`, `retarget`) returned.
+        state: What the last call of this module returned.
         inputs: Samples and drains in order of arrival; unknown instances are ignored.
         policy: The thresholds. When it changed, call `retarget` first.
         now: Monotonic seconds, the clock of `Sample.observed_at`.
 
     Returns:
-        The new state and the plan. `Plan.models` is the same tuple as before when nothing moved far
-        enough to be published, and every untouched model keeps its `ModelPlan` object.
+        The state in which everything is known and nothing decided; its `deadline` has passed where a model
+        must be decided upon at once.
     """
     index = state.index
     touched: dict[int, _News] = {}
@@ -60,19 +61,46 @@ def evaluate(
             if news is None:
                 news = touched[model] = []
             news.append((tier, position, item))
-    due = (
-        {number for number, model in enumerate(state.models) if now >= model.deadline}
-        if (now >= state.deadline)
-        else set()
-    )
+    if not touched:
+        return state
+    models = list(state.models)
     events = list(state.pending)
-    if not touched and not due:
+    deadline = state.deadline
+    for number, news in touched.items():
+        after = models[number] = _take(models[number], news, policy, now, events)
+        deadline = min(deadline, after.deadline)
+    return FleetState(
+        topology=state.topology,
+        models=tuple(models),
+        plans=state.plans,
+        index=index,
+        started_at=state.started_at,
+        deadline=deadline,
+        pending=tuple(events),
+    )
+
+
+def evaluate(state: FleetState, policy: Policy, now: float) -> tuple[FleetState, Plan]:
+    """Decide upon every model that is due.
+
+    Args:
+        state: What `observe` (or the last call, or `initial_state`, `retarget`) returned.
+        policy: The thresholds. When it changed, call `retarget` first.
+        now: Monotonic seconds.
+
+    Returns:
+        The new state and the plan. `Plan.models` is the same tuple as before when nothing moved far
+        enough to be published, and every model that was not due keeps its `ModelPlan` object.
+    """
+    events = list(state.pending)
+    if now < state.deadline:
         return _unchanged(state, events)
     models = list(state.models)
     plans = state.plans
-    for number in sorted(touched.keys() | due):
-        before = models[number]
-        after = models[number] = _step(before, touched.get(number, []), policy, now, events)
+    for number, before in enumerate(state.models):
+        if now < before.deadline:
+            continue
+        after = models[number] = _decide(before, policy, now, events)
         if after.plan is not before.plan:
             plans = ()
     if not plans:
@@ -82,7 +110,7 @@ def evaluate(
         topology=state.topology,
         models=tuple(models),
         plans=plans,
-        index=index,
+        index=state.index,
         started_at=state.started_at,
         deadline=deadline,
     )
@@ -102,19 +130,13 @@ def _unchanged(state: FleetState, events: list[Event]) -> tuple[FleetState, Plan
     return (replace(state, pending=()) if state.pending else state), plan
 
 
-def _step(
-    model: ModelState,
-    news: _News,
-    policy: Policy,
-    now: float,
-    events: list[Event],
+def _take(
+    model: ModelState, news: _News, policy: Policy, now: float, events: list[Event]
 ) -> ModelState:
-    """Step the instances that something happened to, then their tiers, then the spill."""
-    is_due = now >= model.deadline
-    settles_at = _settles_at(model.model.name, policy.weights.settle_s, now)
-    is_quiet = settles_at > now and not is_due and _is_calm(model)
+    """Step the instances that something happened to, and say by when the model is to be decided upon."""
+    due = _settles_at(model.model.name, policy.weights.settle_s, now)
+    is_quiet = due > now and _is_calm(model)
     bound = policy.weights.publish_change_ratio / 2.0
-    earliest = settles_at
     renewed: list[list[InstanceState] | None] = [None] * len(model.tiers)
     for tier, position, item in news:
         instances = renewed[tier]
@@ -130,25 +152,35 @@ def _step(
         instances[position] = after
         if is_quiet:
             is_quiet = _says_little(model.steps[tier].state.instances[position], after, bound)
-            earliest = min(earliest, after.deadline)
-    if is_quiet:
-        return _settle(model, renewed, earliest)
-    tier_steps = []
-    for tier_state, instances, last in zip(model.tiers, renewed, model.steps, strict=True):
-        current = instances
-        if is_due:
-            current = [
-                s if now < s.deadline else instance.elapse(s, policy, now)
-                for s in instances or tier_state.instances
-            ]
-        ready, shaken = _renew(model, tier_state, current, events)
-        if ready is last.state and now < last.deadline:
-            tier_steps.append(last)
-        else:
-            tier_steps.append(tiers.step(ready, shaken, policy, now))
-    if not is_due and all(new is old for new, old in zip(tier_steps, model.steps, strict=True)):
+            due = min(due, after.deadline)
+    states = list(model.tiers)
+    is_same = True
+    for number, instances in enumerate(renewed):
+        before = model.tiers[number]
+        if instances is None or not any(map(is_not, instances, before.instances)):
+            continue
+        is_same = False
+        states[number] = before.holding(tuple(instances))
+        if not is_quiet:
+            events += _events(model, before, instances)
+    if is_same:
         return model
-    return _decide(model, tier_steps, policy, now, events)
+    due = min(model.deadline, due if is_quiet else now)
+    return ModelState(model.model, tuple(states), model.steps, model.spill, model.plan, due)
+
+
+def _events(model: ModelState, tier: TierState, after: Sequence[InstanceState]) -> list[Event]:
+    """Return what happened to the instances of a tier, in the order in which they are configured."""
+    events: list[Event] = []
+    for was, now in zip(tier.instances, after, strict=True):
+        if now is not was and (
+            now.track is not was.track
+            or now.freshness is not was.freshness
+            or now.vram is not was.vram
+            or now.throttle is not was.throttle
+        ):
+            events += happened.of_instance(model.model.name, tier.tier.name, was, now)
+    return events
 
 
 def _is_calm(model: ModelState) -> bool:
@@ -184,47 +216,6 @@ def _settles_at(model: ModelName, settle_s: float, now: float) -> float:
     return now + settle_s * (1.0 - crc32(model.encode()) / 2**33)
 
 
-def _settle(model: ModelState, renewed: list[list[InstanceState] | None], due: float) -> ModelState:
-    """Put quiet samples in place; they are decided upon when they are due."""
-    is_same = True
-    after = list(model.tiers)
-    for number, instances in enumerate(renewed):
-        if instances is not None and any(map(is_not, instances, after[number].instances)):
-            after[number] = after[number].holding(tuple(instances))
-            is_same = False
-    if is_same:
-        return model
-    due = min(model.deadline, due)
-    return ModelState(model.model, tuple(after), model.steps, model.spill, model.plan, due)
-
-
-def _renew(
-    model: ModelState,
-    tier: TierState,
-    instances: list[InstanceState] | None,
-    events: list[Event],
-) -> tuple[TierState, set[int]]:
-    """Put changed instances in place; also return those whose telemetry was lost or returned."""
-    shaken: set[int] = set()
-    if instances is None:
-        return tier, shaken
-    is_same = True
-    for position, (before, after) in enumerate(zip(tier.instances, instances, strict=True)):
-        if after is before:
-            continue
-        is_same = False
-        if after.freshness is not before.freshness:
-            shaken.add(position)
-        elif (
-            after.track is before.track
-            and after.vram is before.vram
-            and after.throttle is before.throttle
-        ):
-            continue
-        events += happened.of_instance(model.model.name, tier.tier.name, before, after)
-    return (tier if is_same else tier.holding(tuple(instances))), shaken
-
-
 def _drain(state: InstanceState, order: Drain, policy: Policy, now: float) -> InstanceState:
     who = None
     if order.draining:
@@ -232,13 +223,15 @@ def _drain(state: InstanceState, order: Drain, policy: Policy, now: float) -> In
     return instance.drain(state, who, policy, now)
 
 
-def _decide(
-    model: ModelState,
-    steps: list[TierStep],
-    policy: Policy,
-    now: float,
-    events: list[Event],
-) -> ModelState:
+def _decide(model: ModelState, policy: Policy, now: float, events: list[Event]) -> ModelState:
+    """Let time pass for the instances, then step the tiers that changed, then the spill, and publish."""
+    steps = []
+    for newest, last in zip(model.tiers, model.steps, strict=True):
+        state = _elapse(model, newest, policy, now, events)
+        if state is last.state and now < last.deadline:
+            steps.append(last)
+        else:
+            steps.append(tiers.step(state, _shaken(last.state, state), policy, now))
     readings = [step.reading for step in steps]
     spilled, shares, again_at = spill.step(model.spill, readings, policy.spill, now)
     plan = publish.model_plan(model.plan, model.model.name, steps, shares, policy.weights)
@@ -248,10 +241,39 @@ def _decide(
     if again_at is not None:
         due = min(due, again_at)
     return ModelState(
-        model=model.model,
-        tiers=tuple([step.state for step in steps]),
-        steps=tuple(steps),
-        spill=spilled,
-        plan=plan,
-        deadline=due,
+        model.model,
+        tuple([step.state for step in steps]),
+        tuple(steps),
+        spilled,
+        plan,
+        due,
     )
+
+
+def _elapse(
+    model: ModelState, tier: TierState, policy: Policy, now: float, events: list[Event]
+) -> TierState:
+    """Let time pass for the instances whose deadline has come."""
+    if now < min([each.deadline for each in tier.instances], default=inf):
+        return tier
+    renewed = [
+        each if now < each.deadline else instance.elapse(each, policy, now)
+        for each in tier.instances
+    ]
+    if not any(map(is_not, renewed, tier.instances)):
+        return tier
+    events += _events(model, tier, renewed)
+    return tier.holding(tuple(renewed))
+
+
+def _shaken(weighed: TierState, state: TierState) -> set[int]:
+    """Return the positions whose telemetry was lost or has returned since the tier was last weighed."""
+    if state.instances is weighed.instances:
+        return set()
+    return {
+        position
+        for position, (before, after) in enumerate(
+            zip(weighed.instances, state.instances, strict=True)
+        )
+        if after.freshness is not before.freshness
+    }

@@ -65,7 +65,8 @@ class Brain:
 
     def decide(self, now: float) -> Decision:
         """Evaluate what arrived and return the weights."""
-        self._state, plan = core.evaluate(self._state, self._inputs, self._policy, now)
+        observed = core.observe(self._state, self._inputs, self._policy, now)
+        self._state, plan = core.evaluate(observed, self._policy, now)
         self._inputs = []
         self.events += [(now, event) for event in plan.events]
         model = plan.models[0]
