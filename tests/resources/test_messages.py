@@ -9,7 +9,7 @@ import pytest
 
 from tests.fakes.plans import a_model, a_plan, a_static_tier, a_tier, a_topology
 from xds_server.core.model import StaticAnswer
-from xds_server.core.policy import FailurePolicy, Policy
+from xds_server.core.policy import EvidencePolicy, FailurePolicy, HealthPolicy, Policy
 from xds_server.resources import clusters, endpoints, listeners, routes, static_tier
 from xds_server.resources import snapshot as served
 from xds_server.resources.builder import SnapshotBuilder
@@ -96,8 +96,9 @@ def test_a_cluster_with_names_set_equals_one_authored_with_them(capability):
                     final=model.name == "code",  # it answers 503
                 )
                 continue
+            traits = clusters.TierTraits.of(tier, FAILURES, HealthPolicy())
             expected[name] = clusters.author_tier_cluster(
-                name, failures=FAILURES, capability=capability
+                name, traits=traits, capability=capability
             )
             chain = chain_name(model.name, tier.name)
             expected[chain] = clusters.author_chain(
@@ -110,7 +111,9 @@ def test_a_cluster_with_names_set_equals_one_authored_with_them(capability):
 
 def test_a_listener_with_its_name_set_equals_one_authored_with_it():
     resources = snapshot(Capability.COMPOSITE).of_type(served.LISTENER).resources
-    expected = {"llm": listeners.author_listener(TOPOLOGY, failures=FAILURES)}
+    expected = {
+        "llm": listeners.author_listener(TOPOLOGY, failures=FAILURES, evidence=EvidencePolicy())
+    }
     for model in TOPOLOGY.models:
         expected[static_listener_name(model.name)] = static_tier.author_static_listener(
             model, model.tiers[-1]

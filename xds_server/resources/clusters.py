@@ -7,11 +7,13 @@ new connection pools. Each function authors one shape with typed messages.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from xds_server.core.model import Model, Tier
-from xds_server.core.policy import FailurePolicy
+from xds_server.core.model import Affinity, Model, Telemetry, Tier
+from xds_server.core.policy import FailurePolicy, HealthPolicy
+from xds_server.resources import affinity, health, orca
 from xds_server.resources.capability import Capability
 from xds_server.resources.headers import chain_filters, metadata, tier_metadata
 from xds_server.resources.names import METADATA, chain_name, cluster_name, static_listener_name
@@ -51,15 +53,43 @@ def ads() -> Any:
     )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TierTraits:
+    """What of a tier and of the policy shapes its cluster, besides names."""
+
+    failures: FailurePolicy
+    health: HealthPolicy = HealthPolicy()
+    health_path: str | None = None
+    affinity: Affinity | None = None
+    reports: bool = False
+    """Its engines' load reports are wanted."""
+
+    @classmethod
+    def of(cls, tier: Tier, failures: FailurePolicy, health: HealthPolicy) -> TierTraits:
+        """Collect the traits of a tier."""
+        return cls(
+            failures=failures,
+            health=health,
+            health_path=tier.health_path if health.active else None,
+            affinity=tier.affinity,
+            reports=tier.telemetry is Telemetry.ORCA,
+        )
+
+
 def cluster_resources(
-    models: Sequence[Model], failures: FailurePolicy, capability: Capability
+    models: Sequence[Model],
+    failures: FailurePolicy,
+    capability: Capability,
+    *,
+    health: HealthPolicy = HealthPolicy(),
 ) -> Iterator[Resource]:
     """Yield every model's clusters and chains, in chain order."""
     for model in models:
         names = [cluster_name(model.name, tier.name) for tier in model.tiers]
         for index, (name, tier) in enumerate(zip(names, model.tiers, strict=True)):
             if not tier.is_static:
-                yield _named(Cluster.FromString(_tier_shape(failures, capability)), name)
+                traits = TierTraits.of(tier, failures, health)
+                yield _named(Cluster.FromString(_tier_shape(traits, capability)), name)
                 if capability is not Capability.GRPC:
                     chain = Cluster.FromString(_chain_shape(index, capability))
                     _set_members(chain, names[index:], capability)
@@ -87,9 +117,9 @@ def _set_members(chain: Cluster, names: Sequence[str], capability: Capability) -
 # Shapes are authored once per process; a cluster is a shape with its names set.
 
 
-@lru_cache(maxsize=16)
-def _tier_shape(failures: FailurePolicy, capability: Capability) -> bytes:
-    return bytes(author_tier_cluster("", failures=failures, capability=capability))
+@lru_cache(maxsize=64)
+def _tier_shape(traits: TierTraits, capability: Capability) -> bytes:
+    return bytes(author_tier_cluster("", traits=traits, capability=capability))
 
 
 @lru_cache(maxsize=16)
@@ -108,9 +138,9 @@ def is_final(tier: Tier) -> bool:
     return status >= 500 or status == 429
 
 
-def author_tier_cluster(name: str, *, failures: FailurePolicy, capability: Capability) -> Any:
+def author_tier_cluster(name: str, *, traits: TierTraits, capability: Capability) -> Any:
     """Author the cluster of a tier with engines; endpoints come by EDS under the same name."""
-    c = typed.cluster
+    c, failures = typed.cluster, traits.failures
     cluster = c.Cluster(
         name=name,
         type=c.ClusterDiscoveryType.EDS,
@@ -141,6 +171,10 @@ def author_tier_cluster(name: str, *, failures: FailurePolicy, capability: Capab
         split_external_local_origin_errors=False,
         successful_active_health_check_uneject_host=False,
     )
+    affinity.set_policy(cluster, traits.affinity)
+    health.set_checks(cluster, traits.health, traits.health_path)
+    if traits.reports:
+        orca.collect(cluster)
     return cluster
 
 
