@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -31,6 +32,8 @@ from sidecar_agent.engine.lifecycle import DEFAULT_HANG_S
 from sidecar_agent.identity import agent_name
 
 DEFAULT_PATH: Final = Path("/etc/gpu-xds/agent.yaml")
+NAME_PATTERN: Final = r"^[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?\Z"
+"""The control plane's rule for names of instances: another can neither be configured nor drained there."""
 ENVIRONMENT: Final = {
     "SIDECAR_AGENT_CONTROL_PLANE": ("control_plane", "address"),
     "SIDECAR_AGENT_TOKEN": ("control_plane", "token"),
@@ -73,6 +76,14 @@ def _url(value: str) -> str:
     return value
 
 
+def _name(value: str) -> str:
+    if not re.match(NAME_PATTERN, value):
+        raise ValueError(
+            "expected a name: at most 63 letters, digits, '.', '_' or '-', none of these at an end"
+        )
+    return value
+
+
 def _engine(value: str) -> str:
     if value != AUTO and value not in ADAPTERS:
         raise ValueError(f"expected one of: {', '.join([AUTO, *ADAPTERS])}")
@@ -98,7 +109,7 @@ class _Strict(BaseModel):
 class InstanceSettings(_Strict):
     """One engine server process and the GPUs it runs on."""
 
-    name: Annotated[str, Field(min_length=1, max_length=200)]
+    name: Annotated[str, AfterValidator(_name)]
     url: Annotated[str, AfterValidator(_url)]
     """Base URL of the engine, or the full URL of its metrics page."""
     engine: Annotated[str, AfterValidator(_engine)] = AUTO

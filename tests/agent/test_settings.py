@@ -153,6 +153,10 @@ instances:
         ),
         ("{control_plane: {address: '::1:80'}}", "expected brackets"),
         ("instances: [{name: a, url: 'http://h:x'}]", "expected a URL"),
+        (
+            "instances: [{name: 'a b/..', url: 'http://h:1'}]",
+            "instances[0].name: found 'a b/..', expected a name: at most 63 letters",
+        ),
     ],
     ids=lambda value: value[:40],
 )

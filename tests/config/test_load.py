@@ -161,6 +161,34 @@ BAD_VALUES = [
         id="port-out-of-range",
     ),
     pytest.param(
+        "models.0.tiers.0.instances.0.address",
+        "0.0.0.0:8000",
+        f'{INSTANCE}.address: "0.0.0.0:8000": ip:port, like 10.0.0.7:8000 '
+        "(0.0.0.0 is every address of a host and no address to connect to)",
+        id="every-address",
+    ),
+    pytest.param(
+        "models.0.match.domains",
+        ["*", "*.a.b", "a.*", "a*b"],
+        'models[0].match.domains[3]: "a*b": a host name, exact or with a * at one end, '
+        "like *.example.com",
+        id="star-in-the-middle",
+    ),
+    pytest.param(
+        "models.0.match.domains",
+        ["*a*"],
+        'models[0].match.domains[0]: "*a*": a host name, exact or with a * at one end, '
+        "like *.example.com",
+        id="star-at-both-ends",
+    ),
+    pytest.param(
+        "models.0.match.domains",
+        ["http://a.b"],
+        'models[0].match.domains[0]: "http://a.b": a host name, exact or with a * at one end, '
+        "like *.example.com",
+        id="url-as-domain",
+    ),
+    pytest.param(
         "models.0.tiers.0.instances.0.capacity",
         0,
         f"{INSTANCE}.capacity: 0: a number above 0",

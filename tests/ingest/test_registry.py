@@ -197,6 +197,12 @@ def test_agents_register_instances_where_the_tier_discovers():
         pytest.param(
             claim("n", "10.0.0.1:8000"), Code.BAD_MESSAGE, "belongs to instance a", id="taken"
         ),
+        pytest.param(
+            claim("n", "[::]:80"), Code.BAD_MESSAGE, "no address to connect to", id="everywhere"
+        ),
+        pytest.param(
+            claim("a b/..", "10.0.0.9:80"), Code.BAD_MESSAGE, "at most 63 letters", id="bad-name"
+        ),
         pytest.param(claim("n", "host:1"), Code.BAD_MESSAGE, "not an IP address", id="host-name"),
         pytest.param(claim("n"), Code.BAD_MESSAGE, "no port", id="no-address"),
         pytest.param(

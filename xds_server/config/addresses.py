@@ -29,6 +29,18 @@ def parse_address(text: str, *, lowest_port: int = 1) -> tuple[str, int]:
     return str(ip), int(port_text)
 
 
+def parse_endpoint(text: str) -> tuple[str, int]:
+    """Split an address that is connected to, not listened on.
+
+    Raises:
+        ValueError: It is no `ip:port`, or nobody can be reached there; the message says what is wrong.
+    """
+    host, port = parse_address(text)
+    if ipaddress.ip_address(host).is_unspecified:
+        raise ValueError(f"{host} is every address of a host and no address to connect to")
+    return host, port
+
+
 def format_address(host: str, port: int) -> str:
     """Join host and port, with brackets around IPv6."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

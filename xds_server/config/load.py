@@ -187,9 +187,7 @@ def _expected(error: Any) -> str:
             return "text that is not empty"
         case "string_pattern_mismatch":
             if context["pattern"] == schema.NAME_PATTERN:
-                return (
-                    "a name: at most 63 letters, digits, '.', '_' or '-', none of these at an end"
-                )
+                return f"a name: {schema.NAME_RULE}"
             return "a path that starts with /"
         case "literal_error" | "enum":
             return f"one of {context['expected']}"

@@ -12,17 +12,19 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, ConfigDict, Discriminator, Field, Tag
 
-from xds_server.config.addresses import parse_address
+from xds_server.config.addresses import parse_address, parse_endpoint
 from xds_server.config.mirror import Number, Ratio, Section, Whole, mirror
 from xds_server.core.policy import Policy
 
 NAME_PATTERN = r"^[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?$"
 """Names become parts of Envoy cluster and route names, of file names and of commands."""
+NAME_RULE = "at most 63 letters, digits, '.', '_' or '-', none of these at an end"
+"""The same for people."""
 
 
 def _is_address(text: str) -> str:
     try:
-        parse_address(text)
+        parse_endpoint(text)
     except ValueError as error:
         raise ValueError(f"ip:port, like 10.0.0.7:8000 ({error})") from None
     return text
@@ -46,6 +48,13 @@ def _is_ip(text: str) -> str:
     return text
 
 
+def _is_domain(text: str) -> str:
+    inner = text.removeprefix("*") if text.startswith("*") else text.removesuffix("*")
+    if "*" in inner or any(each.isspace() or each == "/" for each in inner):
+        raise ValueError("a host name, exact or with a * at one end, like *.example.com")
+    return text
+
+
 def _shape_of_instances(value: Any) -> str:
     return MAPPING if isinstance(value, dict | Discover) else LIST
 
@@ -59,6 +68,7 @@ ListenerPort = Annotated[Whole, Field(ge=0, le=65535)]
 Address = Annotated[str, AfterValidator(_is_address)]
 Listen = Annotated[str, AfterValidator(_is_listen)]
 Text = Annotated[str, Field(min_length=1)]
+Domain = Annotated[Text, AfterValidator(_is_domain)]
 
 PolicySection = mirror(Policy)
 
@@ -81,7 +91,7 @@ class Listener(Written):
 class Match(Written):
     """Which requests belong to a model."""
 
-    domains: Annotated[list[Text], Field(min_length=1)] = Field(default_factory=lambda: ["*"])
+    domains: Annotated[list[Domain], Field(min_length=1)] = Field(default_factory=lambda: ["*"])
     """Host names, exact or with a `*` at one end."""
     prefix: Annotated[str, Field(pattern=r"^/")] = "/v1/"
     """Start of the path."""

@@ -13,11 +13,13 @@ Rules:
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from xds_server.config.addresses import parse_address
+from xds_server.config.addresses import parse_endpoint
+from xds_server.config.schema import NAME_PATTERN, NAME_RULE
 from xds_server.core.model import Instance, InstanceId, ModelName, Tier, TierName, Topology
 from xds_server.ingest.decode import Claim, Hello
 from xds_server.registered import Registered
@@ -247,10 +249,13 @@ class Registry:
             where = f"model {claim.model!r} has no tier {claim.tier!r} that discovers instances"
             reason = where if claim.model or claim.tier else "the configuration does not list it"
             return Refused(claim.name, Code.UNKNOWN_INSTANCE, reason)
+        if not re.match(NAME_PATTERN, claim.name):
+            reason = f"name {claim.name!a} cannot be used: {NAME_RULE}"
+            return Refused(claim.name, Code.BAD_MESSAGE, reason)
         try:
-            host, port = parse_address(claim.address)
+            host, port = parse_endpoint(claim.address)
         except ValueError as error:
-            reason = f"address {claim.address!r} is not ip:port: {error}"
+            reason = f"address {claim.address!r} is not ip:port to connect to: {error}"
             return Refused(claim.name, Code.BAD_MESSAGE, reason)
         instance = Instance(id=claim.name, host=host, port=port, capacity=claim.capacity)
         others = [
