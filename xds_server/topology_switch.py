@@ -12,6 +12,7 @@ from pathlib import Path
 
 from xds_server import logs
 from xds_server.clock import Clock
+from xds_server.config.difference import differences
 from xds_server.config.load import Config, load_file
 from xds_server.config.problems import ConfigError
 from xds_server.config.settings import Settings, require_token
@@ -87,6 +88,7 @@ class TopologySwitch:
     async def _apply(self) -> None:
         config = load_file(self._path)
         require_token(self._settings, discovers=config.discovers)
+        changed = differences(self.config, config)
         if config.server != self.config.server:
             note = "they take effect at the next start"
             self._log.warning(logs.SERVER_SETTINGS_CHANGED, note=note)
@@ -100,7 +102,7 @@ class TopologySwitch:
         self.is_valid = True
         self._switched()
         self._tally.add("fleet_config_reloads_total", "accepted")
-        self._log.info(logs.CONFIG_RELOADED, config=str(self._path))
+        self._log.info(logs.CONFIG_RELOADED, config=str(self._path), changed=changed)
 
     def _refuse(self, problems: list[str]) -> None:
         self.is_valid = False

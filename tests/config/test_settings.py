@@ -138,7 +138,7 @@ async def test_a_replaced_file_is_noticed_and_an_equal_one_is_not(tmp_path):
     file = tmp_path / "config.yaml"
     file.write_text("one")
     stop = asyncio.Event()
-    seen: asyncio.Queue[str] = asyncio.Queue()
+    seen: asyncio.Queue[str | None] = asyncio.Queue()
 
     async def watch():
         async for text in changes(file, stop, known="one"):
@@ -154,5 +154,8 @@ async def test_a_replaced_file_is_noticed_and_an_equal_one_is_not(tmp_path):
                     while await seen.get() != content:
                         pass
         file.unlink()
+        assert await asyncio.wait_for(seen.get(), 10) is None
+        file.write_text("three")
+        assert await asyncio.wait_for(seen.get(), 10) == "three"
         stop.set()
     assert seen.empty()

@@ -9,16 +9,18 @@ from pathlib import Path
 from watchfiles import awatch
 
 POLL_S = 5
+ABSENCE_S = 1.0
+"""A file that is gone for longer was deleted; editors that replace a file by two steps need less."""
 
 
-async def changes(path: Path, stop: asyncio.Event, *, known: str) -> AsyncIterator[str]:
-    """Yield the text whenever it differs from what is known or was yielded before.
+async def changes(path: Path, stop: asyncio.Event, *, known: str) -> AsyncIterator[str | None]:
+    """Yield the text whenever it differs from what is known or was yielded before; None when it is gone.
 
     The directory is watched, not the file: editors replace files by renaming, and a Kubernetes
     ConfigMap swaps a symbolic link next to them. Where no notice comes (network file systems), the
     file is looked at every `POLL_S`. Judging the text is the loader's business.
     """
-    last = known
+    last: str | None = known
     watch = awatch(
         path.parent,
         recursive=False,
@@ -30,7 +32,10 @@ async def changes(path: Path, stop: asyncio.Event, *, known: str) -> AsyncIterat
     )
     async for _ in watch:
         text = _read(path)
-        if text is not None and text != last:
+        if text is None and last is not None:
+            await asyncio.sleep(ABSENCE_S)
+            text = _read(path)
+        if text != last and not stop.is_set():
             last = text
             yield text
 
