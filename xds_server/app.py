@@ -122,7 +122,10 @@ class App:
         Raises:
             StartError: An address cannot be listened on.
         """
-        listening = _bind(self.settings.admin_host, self.settings.admin_port)
+        host, port = self.settings.admin_host, self.settings.admin_port
+        listening = _bound(host, port, purpose="admin", flag="--admin-listen")
+        listening.listen(128)
+        listening.setblocking(False)
         try:
             with self._signals():
                 await self._run(listening)
@@ -217,12 +220,13 @@ class App:
     def _listen(self, server: Any) -> int:
         host, port = self.settings.xds_host, self.settings.xds_port
         address = format_address(host, port)
+        # gRPC would say on the terminal, not to us, why it cannot: a socket of our own is asked first.
+        _bound(host, port, purpose="xDS", flag="--xds-listen").close()
         try:
             bound: int = server.add_insecure_port(address)
         except RuntimeError as error:
             raise StartError(
-                f"cannot listen on {address} for xDS: is another server running there? "
-                f"(choose another with --xds-listen)"
+                f"cannot listen on {address} for xDS (choose another with --xds-listen)"
             ) from error
         return bound
 
@@ -323,21 +327,20 @@ def _make_builder(topology: Topology, policy: Policy, capability: Capability) ->
     return SnapshotBuilder(topology, policy, capability)
 
 
-def _bind(host: str, port: int) -> socket.socket:
+def _bound(host: str, port: int, *, purpose: str, flag: str) -> socket.socket:
+    """Return a socket that has the address; it does not listen yet."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listening = socket.socket(family, socket.SOCK_STREAM)
+    bound = socket.socket(family, socket.SOCK_STREAM)
     try:
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listening.bind((host, port))
-        listening.listen(128)
-        listening.setblocking(False)
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind((host, port))
     except OSError as error:
-        listening.close()
+        bound.close()
         raise StartError(
-            f"cannot listen on {format_address(host, port)} for admin: {error.strerror} "
-            f"(choose another with --admin-listen)"
+            f"cannot listen on {format_address(host, port)} for {purpose}: {error.strerror} "
+            f"(choose another with {flag})"
         ) from error
-    return listening
+    return bound
 
 
 def _listed(names: Collection[InstanceId]) -> list[str]:

@@ -55,6 +55,17 @@ class StateFile:
             raise StateError(f"has format {found!r}; this version reads {FORMAT}")
         return data
 
+    def try_write(self) -> None:
+        """Write something beside the file and take it away again.
+
+        Raises:
+            OSError: The directory does not take files.
+        """
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=self.path.parent, prefix=f".{NAME}.") as file:
+            file.write(b"{}")
+            file.flush()
+
     def write(self, data: Mapping[str, Any]) -> None:
         """Replace the file.
 

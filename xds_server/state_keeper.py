@@ -54,7 +54,14 @@ class StateKeeper:
         self._log = logs.get("state")
 
     def read(self) -> None:
-        """Read the file; the instances registered in it go to the registry."""
+        """Read the file; the instances registered in it go to the registry.
+
+        Whether it can be written is tried at once: the first real write comes too late to be noticed.
+        """
+        try:
+            self.file.try_write()
+        except OSError as error:
+            self._fail(error)
         try:
             state = self.file.read()
             if state is not None:
@@ -100,16 +107,19 @@ class StateKeeper:
             }
             await asyncio.to_thread(self._write, data)
         except Exception as error:  # noqa: BLE001 - a full disk must not stop the loop
-            self._tally.add("fleet_state_writes_total", "failed")
-            if not self._is_failing:
-                path = str(self.file.path)
-                self._log.warning(logs.STATE_WRITE_FAILED, file=path, reason=str(error))
-            self._is_failing = True
+            self._fail(error)
             return
         self._tally.add("fleet_state_writes_total", "written")
         if self._is_failing:
             self._log.info(logs.STATE_WRITE_RECOVERED, file=str(self.file.path))
         self._is_failing = False
+
+    def _fail(self, error: Exception) -> None:
+        self._tally.add("fleet_state_writes_total", "failed")
+        if not self._is_failing:
+            path = str(self.file.path)
+            self._log.warning(logs.STATE_WRITE_FAILED, file=path, reason=str(error))
+        self._is_failing = True
 
     def _write(self, data: dict[str, Any]) -> None:
         started = time.thread_time()

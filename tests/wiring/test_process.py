@@ -261,6 +261,8 @@ async def test_a_state_directory_that_cannot_be_written_stops_nothing(config, tm
     blocked.write_text("not a directory")
     async with running_server(config, blocked / "state", ["--grace-s", "0"]) as server:
         await server.event("state_write_failed")
+        names = [each["event"] for each in server.events]
+        assert names.index("state_write_failed") < names.index("server_started"), "told at start"
         assert (await server.get("/readyz"))[0] == 200
         assert await server.metric("fleet_state_writes_total") >= 1
 
@@ -268,12 +270,15 @@ async def test_a_state_directory_that_cannot_be_written_stops_nothing(config, tm
 async def test_hanging_up_reloads_and_a_missing_file_keeps_the_last_good(config, tmp_path):
     async with running_server(config, tmp_path / "state", ["--grace-s", "0"]) as server:
         server.hang_up()
-        await server.event("config_reloaded")
+        await server.event("config_reloaded", changed=[])
         config.unlink()
-        server.hang_up()
         refused = await server.event("config_refused")
         assert "No such file" in refused["problems"][0]
         assert (await server.get("/readyz"))[0] == 200
+        assert await server.metric("fleet_config_valid") == 0
+        config.write_text(DESIGN.replace("high: 0.80", "high: 0.7"))
+        await server.event("config_reloaded", changed=["policy.kv.high: 0.8 -> 0.7"])
+        assert await server.metric("fleet_config_valid") == 1
         config.write_text(DESIGN + "server: {grace_s: 7}\n")
         await server.event("server_settings_changed")
 
@@ -298,21 +303,37 @@ async def test_sigterm_ends_the_server_in_order(config, tmp_path):
     assert (tmp_path / "state" / "plan.json").exists()
 
 
-def test_a_port_in_use_is_one_clear_sentence_and_exit_code_1(config, tmp_path):
+def refused_start(config, tmp_path, *flags: str) -> str:
+    """Return what a server says that cannot start."""
+    done = subprocess.run(
+        command(config, tmp_path / "state", *flags),
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert done.stderr.count("\n") == 1, "one line, and none of gRPC's"
+    return done.stderr
+
+
+@pytest.mark.parametrize("purpose", ["xDS", "admin"])
+def test_a_port_in_use_is_one_clear_sentence_and_exit_code_1(config, tmp_path, purpose):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         address = f"127.0.0.1:{taken.getsockname()[1]}"
-        done = subprocess.run(
-            command(config, tmp_path / "state", "--xds-listen", address),
-            capture_output=True,
-            text=True,
-            cwd=ROOT,
-            timeout=60,
-            check=False,
+        flag = "--xds-listen" if purpose == "xDS" else "--admin-listen"
+        assert refused_start(config, tmp_path, flag, address) == (
+            f"xds-server: cannot listen on {address} for {purpose}: Address already in use "
+            f"(choose another with {flag})\n"
         )
-    assert done.returncode == 1
-    assert done.stderr.splitlines()[-1].startswith(
-        f"xds-server: cannot listen on {address} for xDS"
+
+
+def test_an_address_of_another_host_is_told_as_what_it_is(config, tmp_path):
+    address = "192.0.2.1:18000"  # RFC 5737: of documentation, and nobody's
+    text = refused_start(config, tmp_path, "--xds-listen", address)
+    assert text.startswith(
+        f"xds-server: cannot listen on {address} for xDS: Cannot assign requested address"
     )
-    assert "Traceback" not in done.stderr
