@@ -5,18 +5,25 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from xds_server import logs
+from xds_server.clock import Clock
 from xds_server.metrics import Tally
 from xds_server.resources.capability import Capability
 from xds_server.xds.answer import Protocol
 from xds_server.xds.node import Proxy
 
+REFUSALS_GAP_S = 1.0
+"""A client that is refused may be back at once, and a thousand of them too: one line in this time."""
+
 
 class XdsObserver:
     """Counts, logs, and notices when the first proxy of a capability appears."""
 
-    def __init__(self, tally: Tally, want: Callable[[Capability], None]) -> None:
+    def __init__(self, tally: Tally, want: Callable[[Capability], None], clock: Clock) -> None:
         self._tally = tally
         self._want = want
+        self._clock = clock
+        self._refusals_untold = 0
+        self._next_refusal_at = clock()
         self._wanted: set[Capability] = {Capability.COMPOSITE}
         self._log = logs.get("xds")
 
@@ -67,6 +74,22 @@ class XdsObserver:
         """Count a request that was not acted upon."""
         del proxy, type_url
         self._tally.add("fleet_xds_ignored_total", reason)
+
+    def refused(self, *, proxy: Proxy | None, peer: str, reason: str) -> None:
+        """Say who was refused and why; of many in a short time one, and how many there were before it."""
+        now = self._clock()
+        if now < self._next_refusal_at:
+            self._refusals_untold += 1
+            return
+        self._log.info(
+            logs.XDS_STREAM_REFUSED,
+            proxy=None if proxy is None else proxy.id,
+            peer=peer,
+            reason=reason,
+            untold=self._refusals_untold,
+        )
+        self._refusals_untold = 0
+        self._next_refusal_at = now + REFUSALS_GAP_S
 
 
 def _short(type_url: str) -> str:

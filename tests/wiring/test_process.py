@@ -231,6 +231,12 @@ async def test_a_proxy_without_composite_clusters_gets_resources_of_its_own(conf
         assert proxy["proxy"]["id"] == "old-envoy"
         assert await server.metric("fleet_proxies_connected") == 1
         call.cancel()
+        nameless = channel.stream_stream(method)()
+        await nameless.write(DiscoveryRequest(type_url=CLUSTER).SerializeToString())
+        assert await nameless.code() is grpc.StatusCode.INVALID_ARGUMENT
+        refused = await server.event("xds_stream_refused", level="info")
+        assert refused["peer"].startswith("ipv4:127.0.0.1:")
+        assert "node is missing" in refused["reason"]
 
 
 def resources_of(body):

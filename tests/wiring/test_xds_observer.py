@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import time
+
 from structlog.testing import capture_logs
 
 from xds_server.metrics import Tally
@@ -17,7 +19,7 @@ def proxy(capability: Capability = Capability.COMPOSITE) -> Proxy:
 def test_a_nack_is_counted_and_logged_with_what_was_refused_and_why():
     tally = Tally()
     with capture_logs() as lines:
-        observer = XdsObserver(tally, lambda _: None)
+        observer = XdsObserver(tally, lambda _: None, time.monotonic)
         observer.nacked(
             proxy=proxy(), type_url=CLUSTER, version="v1", error="no", names=frozenset({"b", "a"})
         )
@@ -30,7 +32,7 @@ def test_a_nack_is_counted_and_logged_with_what_was_refused_and_why():
 
 def test_requests_responses_and_acks_are_counted_by_type():
     tally = Tally()
-    observer = XdsObserver(tally, lambda _: None)
+    observer = XdsObserver(tally, lambda _: None, time.monotonic)
     observer.stream_opened(protocol=Protocol.DELTA)
     observer.request(proxy=proxy(), type_url=ENDPOINT)
     observer.response_sent(proxy=proxy(), type_url=ENDPOINT, size_bytes=70)
@@ -47,7 +49,25 @@ def test_requests_responses_and_acks_are_counted_by_type():
 
 def test_the_first_proxy_of_a_kind_asks_for_its_resources_and_the_second_does_not():
     wanted: list[Capability] = []
-    observer = XdsObserver(Tally(), wanted.append)
+    observer = XdsObserver(Tally(), wanted.append, time.monotonic)
     for each in (Capability.COMPOSITE, Capability.GRPC, Capability.GRPC, Capability.AGGREGATE):
         observer.request(proxy=proxy(each), type_url=CLUSTER)
     assert wanted == [Capability.GRPC, Capability.AGGREGATE]
+
+
+def test_refused_streams_are_told_once_a_second_with_how_many_there_were():
+    now = 100.0
+    observer = XdsObserver(Tally(), lambda _: None, lambda: now)
+    with capture_logs() as lines:
+        for peer in ("a", "b", "c"):
+            observer.refused(proxy=None, peer=peer, reason="node.id is missing")
+        now += 1.0
+        observer.refused(proxy=proxy(), peer="d", reason="too many streams")
+    told = [(each["peer"], each["proxy"], each["reason"], each["untold"]) for each in lines]
+    assert told == [
+        ("a", None, "node.id is missing", 0),
+        ("d", "envoy-1", "too many streams", 2),
+    ]
+    assert {(each["event"], each["log_level"]) for each in lines} == {
+        ("xds_stream_refused", "info")
+    }

@@ -38,6 +38,9 @@ class Observer(Interface):
         the client made up: no label for a metric.
         """
 
+    def refused(self, *, proxy: Proxy | None, peer: str, reason: str) -> None:
+        """A stream was ended because of what the client at `peer` sent; `reason` was told to it."""
+
 
 class Silent:
     """The observer that does nothing."""
@@ -63,4 +66,7 @@ class Silent:
         """Do nothing."""
 
     def ignored(self, *, proxy: Proxy | None, type_url: str, reason: str) -> None:
+        """Do nothing."""
+
+    def refused(self, *, proxy: Proxy | None, peer: str, reason: str) -> None:
         """Do nothing."""

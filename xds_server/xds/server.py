@@ -110,10 +110,9 @@ class XdsServer:
 
     async def _serve(self, context: Any, *, protocol: Protocol, only: str | None) -> None:
         if self._count >= self._settings.max_streams:
-            await context.abort(
-                grpc.StatusCode.RESOURCE_EXHAUSTED,
-                f"too many streams: this server serves {self._settings.max_streams}",
-            )
+            reason = f"too many streams: this server serves {self._settings.max_streams}"
+            self._observer.refused(proxy=None, peer=context.peer(), reason=reason)
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, reason)
         stream = Stream(
             context,
             protocol=protocol,

@@ -104,6 +104,9 @@ class Stream:
                     await self._write()
             except (BadNodeError, BadRequestError) as error:
                 self._observer.ignored(proxy=self.proxy, type_url="", reason="bad_request")
+                self._observer.refused(
+                    proxy=self.proxy, peer=self._context.peer(), reason=str(error)
+                )
                 await self._context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
 
     def _meet(self, proxy: Proxy | None, joined: Callable[[Stream], Snapshot | None]) -> None:
