@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from xds_server.config.load import MAX_BYTES, load_file, load_text
 from xds_server.config.problems import ConfigError
 from xds_server.config.schema import json_schema
-from xds_server.core.model import TierLimit
+from xds_server.core.limits import Limit
 from xds_server.core.policy import Policy, VramMode
 
 DESIGN = Path(__file__).parent / "design.yaml"
@@ -66,7 +66,7 @@ def test_the_file_of_the_design_loads_as_it_is():
         ("a100-1", "127.0.0.1", 8002, 40.0),
     ]
     assert primary.serves == "llama-3-70b"
-    assert fallback.limit == TierLimit(requests_per_second=50, tokens_per_second=20000)
+    assert fallback.limit == Limit(requests_per_second=50, tokens_per_second=20000)
     assert fallback.max_tokens is not None
     assert (fallback.max_tokens.scale, fallback.max_tokens.floor) == (0.5, 16)
     assert static.is_static
@@ -219,7 +219,7 @@ BAD_VALUES = [
         id="unknown-key-deep",
     ),
     pytest.param(
-        "modles", [], "modles: []: no such key; known here: listener, models, policy, server",
+        "modles", [], "modles: []: no such key; known here: listener, models, classes, tenants, policy, server",
         id="unknown-key-top",
     ),
     pytest.param(

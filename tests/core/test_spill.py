@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 from xds_server.core import spill
 from xds_server.core.demand import offered
 from xds_server.core.flow import InstanceFlow
-from xds_server.core.model import TierLimit
+from xds_server.core.limits import Limit
 from xds_server.core.plan import Level
 from xds_server.core.policy import SpillPolicy
 from xds_server.core.spill import TierReading
 
 POLICY = SpillPolicy()
-NO_LIMIT = TierLimit()
+NO_LIMIT = Limit()
 
 
 def flow(rate, *, service_s=8.0, requests=300.0, tokens=0.0):
@@ -304,10 +304,10 @@ def test_a_critical_tier_passes_on_a_minimum():
 @pytest.mark.parametrize(
     ("limit", "kept"),
     [
-        pytest.param(TierLimit(requests_per_second=5.0), 0.5, id="requests"),
-        pytest.param(TierLimit(tokens_per_second=3500.0), 0.5, id="tokens"),
-        pytest.param(TierLimit(requests_per_second=2.0, tokens_per_second=3500.0), 0.2, id="both"),
-        pytest.param(TierLimit(requests_per_second=50.0), 1.0, id="far away"),
+        pytest.param(Limit(requests_per_second=5.0), 0.5, id="requests"),
+        pytest.param(Limit(tokens_per_second=3500.0), 0.5, id="tokens"),
+        pytest.param(Limit(requests_per_second=2.0, tokens_per_second=3500.0), 0.2, id="both"),
+        pytest.param(Limit(requests_per_second=50.0), 1.0, id="far away"),
     ],
 )
 def test_a_tier_never_gets_more_than_its_own_limit(limit, kept):
@@ -319,7 +319,7 @@ def test_a_tier_never_gets_more_than_its_own_limit(limit, kept):
 
 
 def test_a_limit_without_demand_is_left_to_the_proxies():
-    tier = reading(flows=(flow(0.0),), limit=TierLimit(requests_per_second=5.0))
+    tier = reading(flows=(flow(0.0),), limit=Limit(requests_per_second=5.0))
     assert once(tier, STATIC)[0].spill == 0.0
 
 
@@ -415,7 +415,7 @@ READINGS = st.builds(
     pressure=st.one_of(st.none(), st.floats(0.0, 2.0)),
     flows=st.one_of(FLOWS, st.just((blind(),))),
     limit=st.builds(
-        TierLimit,
+        Limit,
         requests_per_second=st.one_of(st.none(), st.floats(0.1, 100.0)),
         tokens_per_second=st.one_of(st.none(), st.floats(1.0, 1e5)),
     ),

@@ -15,15 +15,17 @@ from xds_server.config.addresses import parse_address
 from xds_server.config.checks import check
 from xds_server.config.mirror import to_policy
 from xds_server.config.problems import MISSING, ConfigError, Problem, join
+from xds_server.core.limits import Limit, Tenant, TenantName, Tenants
 from xds_server.core.model import (
+    ClassName,
     Instance,
     InstanceId,
     MaxTokens,
     Model,
     ModelName,
+    RequestClass,
     StaticAnswer,
     Tier,
-    TierLimit,
     TierName,
     Topology,
 )
@@ -188,6 +190,8 @@ def _expected(error: Any) -> str:
         case "string_pattern_mismatch":
             if context["pattern"] == schema.NAME_PATTERN:
                 return f"a name: {schema.NAME_RULE}"
+            if context["pattern"] == schema.HEADER_PATTERN:
+                return "the name of a header"
             return "a path that starts with /"
         case "literal_error" | "enum":
             return f"one of {context['expected']}"
@@ -251,6 +255,34 @@ def _topology(document: schema.Document) -> Topology:
         models=tuple(_model(each) for each in document.models),
         listener_host=document.listener.address,
         listener_port=document.listener.port,
+        tenants=_tenants(document.tenants),
+        lists_models=document.listener.lists_models,
+        classes=tuple(
+            _class(each, index, len(document.classes))
+            for index, each in enumerate(document.classes)
+        ),
+    )
+
+
+_HEADER_TIMEOUTS_S = (2.0, 5.0, 15.0)
+_RETRIES = (0, 1, 3)
+"""Of the first class, those between, and the last: what matters most cannot wait."""
+
+
+def _class(section: schema.ClassSection, index: int, count: int) -> RequestClass:
+    rank = 0 if index == 0 else 2 if index == count - 1 else 1
+    match = section.match or schema.ClassMatch()
+    timeout_s, retries = section.header_timeout_s, section.retries
+    return RequestClass(
+        name=ClassName(section.name),
+        header=match.header.lower() if match.header else None,
+        value=match.value,
+        prefix=match.prefix,
+        header_timeout_s=_HEADER_TIMEOUTS_S[rank] if timeout_s is None else timeout_s,
+        retries=_RETRIES[rank] if retries is None else retries,
+        demand_ratio=section.demand_ratio,
+        quota_ratio=section.quota_ratio,
+        when_critical=section.when_critical,
     )
 
 
@@ -260,6 +292,28 @@ def _model(section: schema.ModelSection) -> Model:
         tiers=tuple(_tier(each, section.name) for each in section.tiers),
         domains=tuple(section.match.domains),
         prefix=section.match.prefix,
+        names=tuple(section.match.models or ()),
+        is_default=section.match.default,
+        limit=_limit(section.limit),
+    )
+
+
+def _limit(section: schema.RateLimit) -> Limit:
+    return Limit(**section.model_dump())
+
+
+def _tenants(section: schema.TenantsSection | None) -> Tenants | None:
+    if section is None:
+        return None
+    return Tenants(
+        header=section.header.lower(),
+        hashed=section.hashed,
+        others=_limit(section.others),
+        missing=_limit(section.missing),
+        listed=tuple(
+            Tenant(name=TenantName(each.name), key=each.key, limit=_limit(each.limit))
+            for each in section.listed
+        ),
     )
 
 
@@ -273,10 +327,7 @@ def _tier(section: schema.TierSection, model: str) -> Tier:
         serves=section.serves or (section.name if answer else model),
         instances=tuple(_instance(each) for each in listed) if isinstance(listed, list) else (),
         discovers=isinstance(listed, schema.Discover),
-        limit=TierLimit(
-            requests_per_second=section.limit.requests_per_second,
-            tokens_per_second=section.limit.tokens_per_second,
-        ),
+        limit=_limit(section.limit),
         max_tokens=MaxTokens(scale=short.scale, floor=short.floor) if short else None,
         answer=StaticAnswer(
             status=answer.status, body=answer.json_, retry_after_s=answer.retry_after_s

@@ -10,14 +10,17 @@ import functools
 import ipaddress
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, ConfigDict, Discriminator, Field, Tag
+from pydantic import AfterValidator, ConfigDict, Discriminator, Field, Strict, Tag
 
 from xds_server.config.addresses import parse_address, parse_endpoint
 from xds_server.config.mirror import Number, Ratio, Section, Whole, mirror
+from xds_server.core.model import WhenCritical
 from xds_server.core.policy import Policy
 
 NAME_PATTERN = r"^[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?$"
 """Names become parts of Envoy cluster and route names, of file names and of commands."""
+HEADER_PATTERN = r"^[A-Za-z0-9!#$%&'*+.^_`|~-]+$"
+"""RFC 9110, section 5.6.2."""
 NAME_RULE = "at most 63 letters, digits, '.', '_' or '-', none of these at an end"
 """The same for people."""
 
@@ -59,6 +62,9 @@ def _shape_of_instances(value: Any) -> str:
     return MAPPING if isinstance(value, dict | Discover) else LIST
 
 
+RATE_MAX = 1_000_000_000
+"""What Envoy's token buckets hold."""
+COUNT_MAX = 1_000_000
 LIST, MAPPING = "<list>", "<mapping>"
 """Tags of the two shapes of `instances`; they never show in a problem's path."""
 
@@ -68,6 +74,8 @@ ListenerPort = Annotated[Whole, Field(ge=0, le=65535)]
 Address = Annotated[str, AfterValidator(_is_address)]
 Listen = Annotated[str, AfterValidator(_is_listen)]
 Text = Annotated[str, Field(min_length=1)]
+PublicName = Annotated[str, Field(min_length=1, max_length=256)]
+HeaderName = Annotated[str, Field(pattern=HEADER_PATTERN, max_length=256)]
 Domain = Annotated[Text, AfterValidator(_is_domain)]
 
 PolicySection = mirror(Policy)
@@ -86,6 +94,9 @@ class Listener(Written):
     """IP address to listen on."""
     port: ListenerPort = 10000
     """0 lets every proxy take a free port: for several proxies on one machine."""
+    lists_models: Annotated[bool, Strict()] = True
+    """Proxies answer GET /v1/models and /v1/models/{name} themselves, with the names that clients may ask for.
+    Without it engines answer, each for itself."""
 
 
 class Match(Written):
@@ -95,6 +106,11 @@ class Match(Written):
     """Host names, exact or with a `*` at one end."""
     prefix: Annotated[str, Field(pattern=r"^/")] = "/v1/"
     """Start of the path."""
+    models: Annotated[list[PublicName], Field(min_length=1)] | None = None
+    """What the body's `model` must be: the model's public name and its aliases. Several models can then share
+    domain and prefix; proxies parse every body (up to 8 MiB) to tell. Left out = whatever the body says."""
+    default: Annotated[bool, Strict()] = False
+    """It also takes the requests that ask for no known model. Without a default they get a 404 in OpenAI's shape."""
 
 
 class InstanceSection(Written):
@@ -114,11 +130,21 @@ class Discover(Written):
     discover: Literal["agents"]
 
 
-class Limit(Written):
-    """The most a tier may be given, whatever its signals say."""
+class RateLimit(Written):
+    """The most that the whole fleet of proxies admits; left out = no limit."""
 
-    requests_per_second: Annotated[Number, Field(gt=0)] | None = None
-    tokens_per_second: Annotated[Number, Field(gt=0)] | None = None
+    requests_per_second: Annotated[Number, Field(gt=0, le=RATE_MAX)] | None = None
+    tokens_per_second: Annotated[Number, Field(gt=0, le=RATE_MAX)] | None = None
+    """Tokens of the prompt, estimated from its size, and those that may be generated."""
+
+
+class Limit(RateLimit):
+    """The most a tier may be given, whatever its signals say; the rest goes to the next tier."""
+
+    concurrency: Annotated[Whole, Field(ge=1, le=COUNT_MAX)] | None = None
+    """Requests in progress at each proxy."""
+    queue: Annotated[Whole, Field(ge=0, le=COUNT_MAX)] | None = None
+    """Requests that may wait at each proxy for one of these to end; left out = none."""
 
 
 class MaxTokensSection(Written):
@@ -163,7 +189,68 @@ class ModelSection(Written):
 
     name: Name
     match: Match = Field(default_factory=Match)
+    limit: RateLimit = Field(default_factory=RateLimit)
+    """Of all its requests, whatever tier answers; the rest is refused with 429."""
     tiers: Annotated[list[TierSection], Field(min_length=1)]
+
+
+class ClassMatch(Written):
+    """Which requests belong to a class; where both a header and a prefix are given, both must fit."""
+
+    header: HeaderName | None = None
+    """A request header that is there. Clients set it: let a gateway in front do so where they are not trusted."""
+    value: Text | None = None
+    """What it must say; left out = anything."""
+    prefix: Annotated[str, Field(pattern=r"^/")] | None = None
+    """Start of the path."""
+
+
+class ClassSection(Written):
+    """Requests that matter equally. Classes are listed from the most to the least critical."""
+
+    name: Name
+    match: ClassMatch | None = None
+    """The first class that fits is a request's; exactly one class has no match and takes the rest."""
+    header_timeout_s: Annotated[Number, Field(gt=0)] | None = None
+    """Time to response headers per attempt; left out = 2 for the first class, 15 for the last, 5 between."""
+    retries: Annotated[Whole, Field(ge=0, le=3)] | None = None
+    """More attempts on a failing tier before the next one is tried; left out = 0 for the first class, 3 for
+    the last, 1 between. What leads down the chain to the static answer comes on top; all together
+    there are at most 3."""
+    demand_ratio: Annotated[Ratio, Field(gt=0)] | None = None
+    """Its share of the requests, believed until it was observed; left out = an equal part of what is left."""
+    quota_ratio: Annotated[Ratio, Field(gt=0)] | None = None
+    """Its share of each tenant's limits; left out = all of them."""
+    when_critical: WhenCritical = WhenCritical.SERVE
+    """What its requests get while the first tier of their model is critical: its weights as ever, the static
+    answer, or a 429."""
+
+
+class TenantSection(Written):
+    """A customer with a limit of its own."""
+
+    name: Name
+    """What statistics and logs call it."""
+    key: Text
+    """The value of `tenants.header` that is its own; with `tenants.hashed` the SHA-256 of that, in hex."""
+    limit: RateLimit
+
+
+class TenantsSection(Written):
+    """How tenants are told apart, and what each may use of all models together."""
+
+    header: HeaderName
+    """The request header that names a tenant. Clients set it: use one that a gateway in front has checked, or
+    the key of the API (`authorization`), which only its owner knows."""
+    hashed: Annotated[bool, Strict()] = False
+    """`key`s are SHA-256 hashes, in hex: keys of an API are secrets and not written into files. Of an
+    `authorization` header what follows `Bearer ` is hashed."""
+    listed: list[TenantSection] = Field(default_factory=list)
+    """Tenants with limits of their own."""
+    others: RateLimit = Field(default_factory=RateLimit)
+    """For each value of the header that is not listed, by itself."""
+    missing: RateLimit = Field(default_factory=RateLimit)
+    """For all requests without the header, together."""
 
 
 class ServerSection(Written):
@@ -184,6 +271,10 @@ class Document(Written):
 
     listener: Listener = Field(default_factory=Listener)
     models: Annotated[list[ModelSection], Field(min_length=1)]
+    classes: list[ClassSection] = Field(default_factory=list)
+    """From the most to the least critical; left out = all requests matter equally."""
+    tenants: TenantsSection | None = None
+    """Left out = requests are not told apart by who sends them."""
     policy: PolicySection = Field(default_factory=PolicySection)  # type: ignore[valid-type]
     server: ServerSection = Field(default_factory=ServerSection)
 

@@ -81,6 +81,24 @@ class FailurePolicy:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HealthPolicy:
+    """Health checks that the proxies themselves make, besides what agents say."""
+
+    active: bool = False
+    """Every proxy asks every instance for `path`."""
+    path: str = "/health"
+    """A tier's `health_path` wins."""
+    interval_s: float = 5.0
+    """From one check to the next, with traffic or without."""
+    timeout_s: float = 5.0
+    """SGLang's /health generates a token and takes at least 1.004 s, on a busy engine much more."""
+    unhealthy: int = 3
+    """Failed checks in a row that take an endpoint out."""
+    healthy: int = 2
+    """Passed checks in a row that bring it back."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RecoveryPolicy:
     """The way back after a fault: stages of a ceiling, each held with healthy evidence."""
 
@@ -214,13 +232,88 @@ class SpillPolicy:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EvidencePolicy:
+    """What proxies report about requests, and when that takes an instance out."""
+
+    access_log: bool = True
+    """Proxies send one log entry per request, and one per failed attempt, to the control plane. It must be
+    a static cluster named `xds` of theirs, as in the bootstrap that `xds-server bootstrap` prints."""
+    flush_s: float = 0.2
+    """How long a proxy collects entries before it sends them."""
+    load_report_s: float = 1.0
+    """How often a proxy reports its load per endpoint; less often with more than a hundred proxies."""
+    entries_per_second: float = 5000.0
+    """What the control plane reads; of more, proxies drop the rest, so that nothing else has to wait."""
+    window_s: float = 10.0
+    """Failures and latencies are judged over this time ..."""
+    ratio_window_s: float = 60.0
+    """... and shares of degraded and static answers over this."""
+    failure_ratio: float = 0.5
+    """An instance that fails this share of the window's attempts is taken out ..."""
+    minimum_attempts: int = 20
+    """... if there were at least this many."""
+    consecutive_ratio: float = 0.01
+    """`failures.consecutive` failures in a row take it out too; where this share of the window's attempts
+    is more, that many: under heavy traffic three in a row are chance."""
+
+
+class Unreadable(StrEnum):
+    """What becomes of a body that should be rewritten and cannot be read."""
+
+    REFUSE = "refuse"
+    """It is answered with 400, as engines answer it."""
+    FORWARD = "forward"
+    """The engine gets it as it is."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RewritePolicy:
+    """Bodies on their way to tiers that serve another name than clients call, or that shorten `max_tokens`."""
+
+    unreadable: Unreadable = Unreadable.REFUSE
+    """What becomes of a body that is no JSON object, or whose `model` is no string: `refuse` answers 400,
+    `forward` gives it to the engine as it is (for uploads; but who limits by `max_tokens` may be bypassed)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdmissionPolicy:
+    """How requests are counted against limits, and how the proxies share them."""
+
+    prompt_tokens_per_byte: float = 0.25
+    """Estimate of a prompt from the size of its body: four bytes are a token in English; other languages need
+    fewer bytes per token."""
+    default_max_tokens: int = 512
+    """What a request may generate that does not say it."""
+    burst_s: float = 0.5
+    """A limit's bucket holds what it admits in this time: that much passes at once after a pause ..."""
+    largest_request_tokens: int = 4096
+    """... and at each proxy at least one request of this size, whatever small part of the limit the proxy has.
+    A request that is larger than the bucket is always refused."""
+    settle_s: float = 1.0
+    """Proxies that come or go within this time change the division once."""
+    divisions: int = 2
+    """A new division refills the buckets, so there are at most this many ..."""
+    divisions_every_s: float = 30.0
+    """... in this time."""
+    shift_ratio: float = 0.25
+    """A proxy's part follows its observed share of the requests when that differs by more than this share of
+    the part."""
+    least_ratio: float = 0.2
+    """No proxy's part is less than this share of an equal part: its load may come any moment."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
     """Everything the brain can be told."""
 
     kv: KvPolicy = KvPolicy()
     vram: VramPolicy = VramPolicy()
     failures: FailurePolicy = FailurePolicy()
+    health: HealthPolicy = HealthPolicy()
     recovery: RecoveryPolicy = RecoveryPolicy()
     telemetry: TelemetryPolicy = TelemetryPolicy()
     weights: WeightPolicy = WeightPolicy()
     spill: SpillPolicy = SpillPolicy()
+    evidence: EvidencePolicy = EvidencePolicy()
+    rewrite: RewritePolicy = RewritePolicy()
+    admission: AdmissionPolicy = AdmissionPolicy()

@@ -25,7 +25,7 @@ from typing import NamedTuple
 from xds_server.core import demand as demands
 from xds_server.core.demand import Throughput
 from xds_server.core.flow import InstanceFlow
-from xds_server.core.model import TierLimit
+from xds_server.core.limits import Limit
 from xds_server.core.plan import Level, Reason
 from xds_server.core.policy import SpillPolicy
 from xds_server.core.record import record
@@ -67,7 +67,7 @@ class TierReading:
     """Mean pressure of its instances; None when unknown."""
     flows: tuple[InstanceFlow, ...]
     """One per instance that has ever sent a sample, whatever its state."""
-    limit: TierLimit
+    limit: Limit
     is_static: bool
     level: Level
     frozen: bool
