@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from rich.console import Console
 
 from demo.children import DemoError
-from demo.incident import ending_on_sigterm, perform
+from demo.incident import ending_in_order, perform
 from demo.play import ACTS
 
 DEFAULT_SECONDS = sum(act.seconds for act in ACTS)
@@ -45,7 +45,7 @@ async def _main(given: argparse.Namespace) -> int:
     if not console.is_terminal:
         # A pipe has no width of its own: give the tables the room they need.
         console = Console(force_terminal=False, width=PLAIN_WIDTH)
-    with ending_on_sigterm():
+    with ending_in_order():
         try:
             return await perform(console, seconds=given.seconds, keep=given.keep)
         except DemoError as error:

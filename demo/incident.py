@@ -218,7 +218,7 @@ async def perform(console: Console, *, seconds: float, keep: bool) -> int:
     """
     envoy = envoy_binary()
     directory = Path(tempfile.mkdtemp(prefix="gpu-xds-demo-"))
-    is_good = False
+    is_good = is_ended = False
     _say(console, "Starting three engines, their agents, the control plane and two Envoys ...")
     try:
         async with Children(directory) as children, aiohttp.ClientSession() as session:
@@ -230,8 +230,11 @@ async def perform(console: Console, *, seconds: float, keep: bool) -> int:
             _say(console, fault)
         if len(faults) > 20:
             _say(console, f"... and {len(faults) - 20} more")
+    except asyncio.CancelledError:
+        is_ended = True  # The user wants no more of it: nothing is wrong that logs could tell.
+        raise
     finally:
-        if is_good and not keep:
+        if (is_good or is_ended) and not keep:
             shutil.rmtree(directory)
         else:
             _say(console, f"Logs and configurations are in {directory}")
@@ -288,13 +291,16 @@ def _first_of(errors: ExceptionGroup[Exception]) -> Exception:
 
 
 @contextlib.contextmanager
-def ending_on_sigterm() -> Iterator[None]:
-    """Turn SIGTERM into the cancellation that Ctrl-C is, so that every child is ended."""
+def ending_in_order() -> Iterator[None]:
+    """Turn SIGTERM, and the end of the terminal, into the cancellation that Ctrl-C is: every child is ended."""
     loop = asyncio.get_running_loop()
     task = asyncio.current_task()
     assert task is not None
-    loop.add_signal_handler(signal.SIGTERM, task.cancel)
+    numbers = (signal.SIGTERM, signal.SIGHUP)
+    for number in numbers:
+        loop.add_signal_handler(number, task.cancel)
     try:
         yield
     finally:
-        loop.remove_signal_handler(signal.SIGTERM)
+        for number in numbers:
+            loop.remove_signal_handler(number)

@@ -7,6 +7,7 @@ subprocesses. `nvmlstub.c` describes the state file; `StubState` writes it.
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import subprocess
 import time
@@ -36,29 +37,36 @@ def build(directory: Path, *, old_driver: bool = False) -> Path | None:
         The library's path, or None where the machine has no C compiler.
 
     Raises:
-        StubBuildError: The compiler failed; the message is what it said.
+        StubBuildError: The compiler that CC names is not there, or the compiler failed; the message says
+            which, and what it said.
     """
-    compiler = next((found for name in _compilers() if (found := shutil.which(name))), None)
-    if compiler is None:
+    compiler = _compiler()
+    if not compiler:
         return None
     directory.mkdir(parents=True, exist_ok=True)
     library = directory / _LIBRARY
     # Built aside and renamed: another process may be loading the library at this moment.
     partial = directory / f".{_LIBRARY}.{os.getpid()}"
     flags = ["-DOLD_DRIVER"] if old_driver else []
-    command = [compiler, "-O1", "-fPIC", "-shared", "-pthread", f"-Wl,-soname,{_LIBRARY}", *flags]
+    command = [*compiler, "-O1", "-fPIC", "-shared", "-pthread", f"-Wl,-soname,{_LIBRARY}", *flags]
     result = subprocess.run(
         [*command, "-o", str(partial), str(SOURCE)], capture_output=True, text=True, check=False
     )
     if result.returncode:
-        raise StubBuildError(f"{compiler} could not build {SOURCE.name}: {result.stderr.strip()}")
+        said = result.stderr.strip() or f"exit code {result.returncode} and no word"
+        raise StubBuildError(f"{compiler[0]} could not build {SOURCE.name}: {said}")
     partial.replace(library)
     return library
 
 
-def _compilers() -> tuple[str, ...]:
-    chosen = os.environ.get("CC")
-    return (chosen, *_COMPILERS) if chosen else _COMPILERS
+def _compiler() -> list[str]:
+    """Return the command that CC gives (it may have words before and after), or whatever there is; empty if nothing."""
+    chosen = shlex.split(os.environ.get("CC", ""))
+    if not chosen:
+        return [found for name in _COMPILERS if (found := shutil.which(name))][:1]
+    if shutil.which(chosen[0]) is None:
+        raise StubBuildError(f"There is no compiler {chosen[0]} here, which CC asks for")
+    return chosen
 
 
 def environment(library: Path, state: StubState, *, calls: Path | None = None) -> dict[str, str]:

@@ -66,8 +66,10 @@ async def test_the_incident_plays_without_a_failed_request(tmp_path):
 
 
 @pytest.mark.timeout(90)
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda each: each.name)
-async def test_an_interrupted_play_leaves_no_process_behind(tmp_path, number):
+@pytest.mark.parametrize(
+    "number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=lambda each: each.name
+)
+async def test_an_interrupted_play_leaves_nothing_behind(tmp_path, number):
     process = await start(temporary=tmp_path)
     assert process.stdout is not None
     while b"NORMAL" not in (line := await process.stdout.readline()):
@@ -79,6 +81,8 @@ async def test_an_interrupted_play_leaves_no_process_behind(tmp_path, number):
 
     assert await process.wait() == 130
     assert b"Traceback" not in rest
+    assert b"Logs and configurations" not in rest
+    assert not list(tmp_path.glob("gpu-xds-demo-*"))
 
     async def all_gone() -> bool:
         return not processes_of(tmp_path)

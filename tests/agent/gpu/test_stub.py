@@ -31,10 +31,26 @@ def test_a_compiler_that_fails_is_told_with_its_own_words(library, tmp_path, mon
         build(tmp_path)
 
 
-def test_the_compiler_can_be_chosen(tmp_path, monkeypatch):
-    monkeypatch.setenv("CC", "no-such-compiler")
-    monkeypatch.setenv("PATH", str(tmp_path))
-    assert build(tmp_path) is None
+@pytest.mark.parametrize(
+    ("chosen", "said"),
+    [
+        ("no-such-compiler", "There is no compiler no-such-compiler here, which CC asks for"),
+        ("false", "false could not build nvmlstub.c: exit code 1 and no word"),
+    ],
+)
+def test_a_chosen_compiler_that_cannot_do_it_is_told_and_no_other_is_taken(
+    tmp_path, monkeypatch, chosen, said
+):
+    monkeypatch.setenv("CC", chosen)
+    with pytest.raises(StubBuildError, match=f"^{said}$"):
+        build(tmp_path)
+
+
+def test_a_chosen_compiler_may_have_words_before_it(library, tmp_path, monkeypatch):
+    monkeypatch.setenv("CC", "env LANG=C cc")
+    built = build(tmp_path / "out")
+    assert built is not None
+    assert built.exists()
 
 
 def test_an_earlier_library_path_is_kept_behind_the_stubs(tmp_path, monkeypatch):
