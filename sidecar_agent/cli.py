@@ -110,6 +110,7 @@ def check_(
     control_plane: ControlPlane = None,
     instance: Instances = None,
     gpu: Gpu = None,
+    admin: AdminAddress = None,
     node: Node = None,
 ) -> None:
     """Print what the agent would see, the effective settings, and what is wrong.
@@ -122,6 +123,7 @@ def check_(
             control_plane=control_plane,
             instances=tuple(instance or ()),
             gpu=gpu,
+            admin=admin,
             node=node,
         )
     )

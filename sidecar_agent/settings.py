@@ -6,6 +6,7 @@ are reported at once, each with its path, the value found and what was expected.
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 import re
@@ -54,12 +55,12 @@ class SettingsError(Exception):
         self.problems = tuple(problems)
 
 
-def _address(value: str) -> str:
+def _address(value: str, port_like: int = 8001) -> str:
     host, colon, port = value.rpartition(":")
     if not colon or not host or not port.isascii() or not port.isdigit() or int(port) > 65535:
-        raise ValueError("expected host:port, for example 127.0.0.1:8001")
+        raise ValueError(f"expected host:port, for example 127.0.0.1:{port_like}")
     if ":" in host and not (host.startswith("[") and host.endswith("]")):
-        raise ValueError("expected brackets around an IPv6 host, for example [::1]:8001")
+        raise ValueError(f"expected brackets around an IPv6 host, for example [::1]:{port_like}")
     return value
 
 
@@ -99,6 +100,8 @@ def _gpu(value: str) -> str:
 
 
 Address = Annotated[str, AfterValidator(_address)]
+ControlPlaneAddress = Annotated[str, AfterValidator(functools.partial(_address, port_like=18000))]
+AdminAddress = Annotated[str, AfterValidator(functools.partial(_address, port_like=9477))]
 Seconds = Annotated[float, Field(gt=0, le=3600, allow_inf_nan=False)]
 
 
@@ -166,7 +169,7 @@ class TlsSettings(_Strict):
 class ControlPlaneSettings(_Strict):
     """Where samples go."""
 
-    address: Address = "127.0.0.1:18000"
+    address: ControlPlaneAddress = "127.0.0.1:18000"
     token: str = Field(default="", repr=False)
     token_file: Path | None = None
     tls: TlsSettings | None = None
@@ -206,7 +209,7 @@ class Settings(_Strict):
     """When nothing moves; the control plane's wish wins."""
     scrape: ScrapeSettings = Field(default_factory=ScrapeSettings)
     gpu: GpuSettings = Field(default_factory=GpuSettings)
-    admin: Address = "127.0.0.1:9477"
+    admin: AdminAddress = "127.0.0.1:9477"
     log: LogSettings = Field(default_factory=LogSettings)
 
     @model_validator(mode="after")

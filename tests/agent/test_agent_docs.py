@@ -53,7 +53,7 @@ def test_every_variable_is_documented(variable):
 def test_every_command_and_exit_code_is_documented():
     for command in cli.app.registered_commands:
         name = command.name or command.callback.__name__
-        assert name == "version" or f"| `{name}" in TEXT, name
+        assert f"| `{name}" in TEXT, name
     row = next(line for line in TEXT.splitlines() if line.startswith("| `drain"))
     for code in (
         drain.EXIT_NO_AGENT,

@@ -102,10 +102,13 @@ instances:
     told = problems(path)
     for start, part in (
         ("control_plane.adress: unknown key", "'x:1'"),
-        ("control_plane.address: found 'nowhere'", "expected host:port"),
+        (
+            "control_plane.address: found 'nowhere'",
+            "expected host:port, for example 127.0.0.1:18000",
+        ),
         ("scrape.interval_s: found -1", "expected greater than 0"),
         ("gpu.backend: found 'cuda'", "'nvml'"),
-        ("admin: found '127.0.0.1:99999'", "expected host:port"),
+        ("admin: found '127.0.0.1:99999'", "expected host:port, for example 127.0.0.1:9477"),
         ("instances[0].url: found 'ftp://x'", "expected an http or https URL"),
         ("instances[0].engine: found 'vlm'", "expected one of: auto, vllm"),
         ("instances[1].name: found nothing", "expected a value"),
