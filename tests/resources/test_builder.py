@@ -137,6 +137,7 @@ def test_weights_health_and_metadata_arrive():
     assert {key: value.string_value for key, value in fields.items()} == {
         "instance": "chat-primary-0",
         "model": "llama-3-70b",
+        "rewrite": 'refuse - - - "llama-3-70b"',
     }
     fallback = assignment(snapshot, "chat/fallback").endpoints[0].lb_endpoints[0]
     fields = fallback.metadata.filter_metadata["llm"].fields

@@ -9,8 +9,14 @@ import pytest
 
 from tests.fakes.plans import a_model, a_plan, a_static_tier, a_tier, a_topology
 from xds_server.core.model import StaticAnswer
-from xds_server.core.policy import EvidencePolicy, FailurePolicy, HealthPolicy, Policy
-from xds_server.resources import clusters, endpoints, listeners, routes, static_tier
+from xds_server.core.policy import (
+    EvidencePolicy,
+    FailurePolicy,
+    HealthPolicy,
+    Policy,
+    RewritePolicy,
+)
+from xds_server.resources import clusters, endpoints, listeners, rewrite, routes, static_tier
 from xds_server.resources import snapshot as served
 from xds_server.resources.builder import SnapshotBuilder
 from xds_server.resources.capability import Capability
@@ -102,7 +108,7 @@ def test_a_cluster_with_names_set_equals_one_authored_with_them(capability):
             )
             chain = chain_name(model.name, tier.name)
             expected[chain] = clusters.author_chain(
-                chain, start=index, members=names[index:], capability=capability
+                chain, start=index, members=names[index:], capability=capability, rewrites=True
             )
     assert {name: resource.body for name, resource in resources.items()} == {
         name: same(served.CLUSTER, message) for name, message in expected.items()
@@ -131,8 +137,12 @@ def test_an_assignment_with_names_set_equals_one_authored_with_them(capability):
             if tier.is_static:
                 continue
             expected = endpoints.author_assignment(cluster_name(model.name, tier.name))
+            told = rewrite.instruction(model, tier, RewritePolicy())
+            assert told
             for instance in tier.instances:
-                endpoint = endpoints.author_endpoint(instance, serves=tier.serves, index=index)
+                endpoint = endpoints.author_endpoint(
+                    instance, serves=tier.serves, index=index, told=told
+                )
                 endpoint.load_balancing_weight = 1000
                 expected.endpoints[0].lb_endpoints.append(endpoint)
             assert resources[expected.cluster_name].body == same(served.ENDPOINT, expected)

@@ -36,7 +36,9 @@ class SnapshotBuilder:
         self._routes = RouteTable(topology.models, policy.failures, capability)
         self._endpoints = {
             model.name: {
-                tier.name: EndpointTable(model, tier) for tier in model.tiers if not tier.is_static
+                tier.name: EndpointTable(model, tier, policy.rewrite)
+                for tier in model.tiers
+                if not tier.is_static
             }
             for model in topology.models
         }

@@ -18,6 +18,7 @@ from xds_server.resources.capability import Capability
 from xds_server.resources.headers import chain_filters, metadata, tier_metadata
 from xds_server.resources.names import METADATA, chain_name, cluster_name, static_listener_name
 from xds_server.resources.proto import Cluster, duration, pack, serialize, typed
+from xds_server.resources.rewrite import any_is_rewritten
 from xds_server.resources.snapshot import Resource
 
 BUFFER_LIMIT_BYTES = 8 * 1024 * 1024
@@ -91,7 +92,8 @@ def cluster_resources(
                 traits = TierTraits.of(tier, failures, health)
                 yield _named(Cluster.FromString(_tier_shape(traits, capability)), name)
                 if capability is not Capability.GRPC:
-                    chain = Cluster.FromString(_chain_shape(index, capability))
+                    rewrites = any_is_rewritten(model, model.tiers[index:])
+                    chain = Cluster.FromString(_chain_shape(index, capability, rewrites=rewrites))
                     _set_members(chain, names[index:], capability)
                     yield _named(chain, chain_name(model.name, tier.name))
             elif capability is not Capability.GRPC:
@@ -123,8 +125,9 @@ def _tier_shape(traits: TierTraits, capability: Capability) -> bytes:
 
 
 @lru_cache(maxsize=16)
-def _chain_shape(start: int, capability: Capability) -> bytes:
-    return bytes(author_chain("", start=start, members=(), capability=capability))
+def _chain_shape(start: int, capability: Capability, *, rewrites: bool) -> bytes:
+    chain = author_chain("", start=start, members=(), capability=capability, rewrites=rewrites)
+    return bytes(chain)
 
 
 @lru_cache(maxsize=16)
@@ -202,10 +205,17 @@ def author_static_cluster(name: str, *, index: int, listener: str, served: str, 
     )
 
 
-def author_chain(name: str, *, start: int, members: Sequence[str], capability: Capability) -> Any:
+def author_chain(
+    name: str,
+    *,
+    start: int,
+    members: Sequence[str],
+    capability: Capability,
+    rewrites: bool = False,
+) -> Any:
     """Author the chain that begins at tier `start`: attempt n goes to the n-th member that can serve."""
     c = typed.cluster
-    return c.Cluster(
+    chain = c.Cluster(
         name=name,
         connect_timeout=duration(CONNECT_TIMEOUT_S),
         lb_policy=c.ClusterLbPolicy.CLUSTER_PROVIDED,
@@ -213,8 +223,13 @@ def author_chain(name: str, *, start: int, members: Sequence[str], capability: C
         cluster_type=c.ClusterCustomClusterType(
             name=_CHAIN_TYPES[capability], typed_config=pack(chain_config(members, capability))
         ),
-        typed_extension_protocol_options=_http_options(http_filters=chain_filters(start)),
+        typed_extension_protocol_options=_http_options(
+            http_filters=chain_filters(start, rewrites=rewrites)
+        ),
     )
+    if rewrites:  # the filters hold a whole body; the members' own limit is not theirs
+        chain.per_connection_buffer_limit_bytes = BUFFER_LIMIT_BYTES
+    return chain
 
 
 def _http_options(*, idle_s: float | None = None, http_filters: Sequence[Any] = ()) -> Any:

@@ -11,7 +11,8 @@ from typing import Any
 
 from xds_server.core.model import Instance, InstanceId, Model, Tier
 from xds_server.core.plan import EndpointHealth, InstancePlan, TierPlan
-from xds_server.resources import headers
+from xds_server.core.policy import RewritePolicy
+from xds_server.resources import headers, rewrite
 from xds_server.resources.names import METADATA, cluster_name
 from xds_server.resources.proto import (
     UINT32_MAX,
@@ -32,11 +33,14 @@ HEALTH_STATUS = {
 _Fact = tuple[int, int]
 
 
-def author_endpoint(instance: Instance, *, serves: str, index: int) -> Any:
-    """Author one endpoint of the tier at `index` of its chain: healthy, weight 1."""
+def author_endpoint(instance: Instance, *, serves: str, index: int, told: str = "") -> Any:
+    """Author one endpoint of the tier at `index` of its chain: healthy, weight 1.
+
+    `told` is its `rewrite.instruction`.
+    """
     e, core = typed.endpoint, typed.core
     address = core.SocketAddress(address=instance.host, port_value=instance.port)
-    facts = headers.tier_metadata(index=index, model=serves, instance=instance.id)
+    facts = headers.tier_metadata(index=index, model=serves, instance=instance.id, rewrite=told)
     return e.LbEndpoint(
         endpoint=e.Endpoint(address=core.Address(socket_address=address)),
         health_status=core.HealthStatus.HEALTHY,
@@ -66,7 +70,7 @@ def _assignment_shape() -> bytes:
 class EndpointTable:
     """One tier's assignment. Not for use by two threads at once."""
 
-    def __init__(self, model: Model, tier: Tier) -> None:
+    def __init__(self, model: Model, tier: Tier, policy: RewritePolicy) -> None:
         self.name = cluster_name(model.name, tier.name)
         self._table = ClusterLoadAssignment.FromString(_assignment_shape())
         self._table.cluster_name = self.name
@@ -78,7 +82,11 @@ class EndpointTable:
             del self._table.endpoints[:]
             return
         shape = LbEndpoint.FromString(_endpoint_shape(model.tiers.index(tier)))
-        shape.metadata.filter_metadata[METADATA].fields["model"].string_value = tier.serves
+        about = shape.metadata.filter_metadata[METADATA].fields
+        about["model"].string_value = tier.serves
+        told = rewrite.instruction(model, tier, policy)
+        if told:
+            about[rewrite.KEY].string_value = told
         listed = self._table.endpoints[0].lb_endpoints
         for instance in tier.instances:
             endpoint = listed.add()

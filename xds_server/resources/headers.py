@@ -13,6 +13,8 @@ from typing import Any
 
 from xds_server.resources.names import METADATA
 from xds_server.resources.proto import pack, typed
+from xds_server.resources.rewrite import KEY as REWRITE
+from xds_server.resources.rewrite import instruct, rewrite_filter
 
 SERVED_MODEL = "x-served-model"
 DOWNGRADED = "x-model-downgraded"
@@ -28,7 +30,7 @@ FAILOVER = "failover"
 
 
 def tier_metadata(
-    *, index: int, model: str, instance: str = "", final: bool = False
+    *, index: int, model: str, instance: str = "", final: bool = False, rewrite: str = ""
 ) -> dict[str, str]:
     """Return what the endpoints of a tier say about themselves, keys in order.
 
@@ -37,6 +39,7 @@ def tier_metadata(
         model: what serves.
         instance: which one, where there are several.
         final: whatever the endpoint answers, it is not retried.
+        rewrite: what becomes of bodies on their way to it, see `resources.rewrite`.
     """
     facts = {f"below_{above}": FAILOVER for above in range(index)}
     if index:
@@ -45,6 +48,8 @@ def tier_metadata(
         facts["final"] = "true"
     if instance:
         facts["instance"] = instance
+    if rewrite:
+        facts[REWRITE] = rewrite
     facts["model"] = model
     return dict(sorted(facts.items()))
 
@@ -70,8 +75,8 @@ def literal(text: str) -> str:
     return text.replace("%", "%%")
 
 
-def chain_filters(start: int) -> list[Any]:
-    """Return the upstream filters of the chain that starts at tier `start`.
+def chain_filters(start: int, *, rewrites: bool = False) -> list[Any]:
+    """Return the upstream filters of the chain that starts at tier `start`; `rewrites`: of bodies too.
 
     An engine's own headers of these names are dropped, unless it sits behind a gateway of this kind
     they could only mislead.
@@ -89,11 +94,14 @@ def chain_filters(start: int) -> list[Any]:
         *from_metadata(RATE_LIMITED, "final"),
     ]
     mutate = typed.header_mutation.HeaderMutation(
-        mutations=typed.header_mutation.Mutations(response_mutations=changes)
+        mutations=typed.header_mutation.Mutations(
+            request_mutations=instruct() if rewrites else [], response_mutations=changes
+        )
     )
     http_filter = typed.hcm.HttpFilter
     return [
         http_filter(name="envoy.filters.http.header_mutation", typed_config=pack(mutate)),
+        *([rewrite_filter()] if rewrites else []),
         http_filter(
             name="envoy.filters.http.upstream_codec",
             typed_config=pack(typed.upstream_codec.UpstreamCodec()),

@@ -67,6 +67,7 @@ class _Typed:
         "http_options": "envoy.extensions.upstreams.http.v3",
         "json_to_metadata": "envoy.extensions.filters.http.json_to_metadata.v3",
         "listener": "envoy.config.listener.v3",
+        "lua": "envoy.extensions.filters.http.lua.v3",
         "local_response": "envoy.extensions.http.custom_response.local_response_policy.v3",
         "matcher": "envoy.type.matcher.v3",
         "mutation_rules": "envoy.config.common.mutation_rules.v3",

@@ -1,0 +1,269 @@
+-- Makes the body of one attempt fit the tier that it goes to; see rewrite.py.
+--
+-- Runs behind a filter that puts the tier's instruction into a header, which no client can set. Only the
+-- outline of the body is read: the keys of the top-level object, and where their values begin and end.
+-- Strings are skipped by a plain search for the next quote (memchr), everything else by a loop over bytes
+-- that LuaJIT compiles. Nothing here matches patterns against the text of a body: that is 10-50 times slower.
+
+local byte, char, find, gsub, sub = string.byte, string.char, string.find, string.gsub, string.sub
+local concat, floor, format, match = table.concat, math.floor, string.format, string.match
+
+local HEADER = "x-fleet-rewrite"
+local KEY_LONGEST = 6 * 21 -- `max_completion_tokens` with every letter as \u00xx
+local LIMITS = { max_tokens = true, max_completion_tokens = true }
+
+-- Instructions by the text of the header: as many as there are tiers.
+local instructions = {}
+
+local function instruction_of(text)
+  local known = instructions[text]
+  if known == nil then
+    local unreadable, scale, least, absent, model = match(text, "^(%S+) (%S+) (%S+) (%S+) ?(.*)$")
+    known = {
+      refuses = unreadable == "refuse",
+      scale = tonumber(scale), -- nil: limits stay
+      least = tonumber(least),
+      absent = absent ~= "-" and absent or nil, -- nil: what states no limit gets none
+      model = model ~= "" and model or nil, -- as a JSON string; nil: stays
+    }
+    instructions[text] = known
+  end
+  return known
+end
+
+-- Each of these takes and returns positions; nil = the text ends too early.
+
+local function after_string(text, at)
+  while true do
+    local quote = find(text, '"', at, true)
+    if quote == nil then
+      return nil
+    end
+    local before = quote - 1
+    while byte(text, before) == 92 do
+      before = before - 1
+    end
+    if (quote - before) % 2 == 1 then -- an even number of backslashes
+      return quote + 1
+    end
+    at = quote + 1
+  end
+end
+
+local function after_space(text, at)
+  local c = byte(text, at)
+  while c == 32 or c == 10 or c == 13 or c == 9 do
+    at = at + 1
+    c = byte(text, at)
+  end
+  return at, c
+end
+
+local function after_nested(text, at)
+  local depth = 1
+  while depth > 0 do
+    local c = byte(text, at)
+    at = at + 1
+    if c == 34 then
+      at = after_string(text, at)
+      if at == nil then
+        return nil
+      end
+    elseif c == 123 or c == 91 then
+      depth = depth + 1
+    elseif c == 125 or c == 93 then
+      depth = depth - 1
+    elseif c == nil then
+      return nil
+    end
+  end
+  return at
+end
+
+-- Numbers and words are not judged: the engine does that.
+local function after_scalar(text, at)
+  local first = at
+  local c = byte(text, at)
+  while c ~= nil and (c >= 48 and c <= 57 or c >= 97 and c <= 122 or c >= 65 and c <= 90
+      or c == 45 or c == 43 or c == 46) do
+    at = at + 1
+    c = byte(text, at)
+  end
+  return at > first and at or nil
+end
+
+local function after_value(text, at, c)
+  if c == 34 then
+    return after_string(text, at + 1)
+  elseif c == 123 or c == 91 then
+    return after_nested(text, at + 1)
+  end
+  return after_scalar(text, at)
+end
+
+local function unescaped(text)
+  if find(text, "\\", 1, true) == nil then
+    return text
+  end
+  return (gsub(text, "\\u00(%x%x)", function(code)
+    return char(tonumber(code, 16))
+  end))
+end
+
+-- The limit that a value states: a number, false for "none" (null, or llama.cpp's -1), nil for nonsense.
+local function limit_of(value, c)
+  if value == "null" then
+    return false
+  end
+  if c == 34 then -- engines in Python take numbers in quotes
+    value = match(unescaped(sub(value, 2, -2)), "^%s*([+-]?%d[%d_]*%.?0*)%s*$")
+    value = value and gsub(value, "_", "")
+  elseif c ~= 45 and (c < 48 or c > 57) then
+    return nil
+  end
+  local number = tonumber(value)
+  if number == nil or number ~= floor(number) or number > 1e300 then
+    return nil
+  end
+  return number >= 0 and number
+end
+
+local function shortened(asked, told)
+  local most = floor(asked * told.scale + 1e-9) -- 0.29 * 100 is less than 29
+  if most < told.least then
+    most = told.least
+  end
+  return most < asked and most or asked
+end
+
+local function is_limited(limited)
+  for key in pairs(LIMITS) do
+    if limited[key] then
+      return true
+    end
+  end
+  return false
+end
+
+-- Returns the new body, nil if the old one fits as it is, or false if it cannot be read.
+local function rewritten(text, told, completes)
+  -- Python's json takes a byte order mark.
+  local at, c = after_space(text, sub(text, 1, 3) == "\239\187\191" and 4 or 1)
+  if c ~= 123 then
+    return false
+  end
+  local opening = at
+  local parts, count = {}, 0
+  local done = 1 -- the text before this is in `parts`
+  local changes = false
+  local limited = {} -- by key; of a key that is there twice, engines take the last
+  local unlimited = {} -- which parts are values that state no limit
+  at, c = after_space(text, at + 1)
+  local is_empty = c == 125
+  local more = not is_empty
+  while more do
+    if c ~= 34 then
+      return false
+    end
+    local start = at + 1
+    at = after_string(text, start)
+    if at == nil then
+      return false
+    end
+    local key = at - start <= KEY_LONGEST + 1 and unescaped(sub(text, start, at - 2))
+    at, c = after_space(text, at)
+    if c ~= 58 then
+      return false
+    end
+    start, c = after_space(text, at + 1)
+    at = after_value(text, start, c)
+    if at == nil then
+      return false
+    end
+    local instead
+    if key == "model" and told.model then
+      if c == 34 then
+        instead = told.model
+      elseif told.refuses then
+        return false
+      end
+    elseif told.scale and LIMITS[key] then
+      local value = sub(text, start, at - 1)
+      local asked = limit_of(value, c)
+      limited[key] = asked ~= false
+      if asked then
+        local most = shortened(asked, told)
+        instead = most < asked and format("%.0f", most) or nil
+      elseif asked == false then
+        instead = value
+        unlimited[#unlimited + 1] = count + 2
+      end
+    end
+    if instead then
+      changes = changes or sub(text, start, at - 1) ~= instead
+      parts[count + 1] = sub(text, done, start - 1)
+      parts[count + 2] = instead
+      count = count + 2
+      done = at
+    end
+    at, c = after_space(text, at)
+    if c == 44 then
+      at, c = after_space(text, at + 1)
+    elseif c == 125 then
+      more = false
+    else
+      return false
+    end
+  end
+  local _, rest = after_space(text, at + 1)
+  if rest ~= nil then
+    return false
+  end
+  local inserted
+  if told.absent and completes and not is_limited(limited) then
+    changes = true
+    for _, part in ipairs(unlimited) do
+      parts[part] = told.absent
+    end
+    if #unlimited == 0 then
+      inserted = '"max_tokens":' .. told.absent .. (is_empty and "" or ",")
+    end
+  end
+  if not changes then
+    return nil
+  end
+  parts[count + 1] = sub(text, done)
+  if inserted then
+    parts[1] = sub(parts[1], 1, opening) .. inserted .. sub(parts[1], opening + 1)
+  end
+  return concat(parts)
+end
+
+local REFUSAL = '{"error":{"message":"The body must be a JSON object, and its model a string.",'
+  .. '"type":"invalid_request_error","param":null,"code":"invalid_body"}}'
+
+function envoy_on_request(handle)
+  local headers = handle:headers()
+  local text = headers:get(HEADER)
+  if text == nil then
+    return
+  end
+  headers:remove(HEADER)
+  local told = instruction_of(text)
+  local path = told.absent and match(headers:get(":path"), "^[^?]*")
+  local body = handle:body()
+  if body == nil then
+    return
+  end
+  local length = body:length()
+  if length == 0 then
+    return
+  end
+  local new = rewritten(body:getBytes(0, length), told, path and sub(path, -12) == "/completions")
+  if new then
+    body:setBytes(new)
+    handle:headers():replace("content-length", tostring(#new))
+  elseif new == false and told.refuses then
+    handle:respond({ [":status"] = "400", ["content-type"] = "application/json" }, REFUSAL)
+  end
+end

@@ -1,0 +1,84 @@
+"""What each tier's engines shall read in place of the body that the client sent.
+
+A tier that serves another name than clients call, or that shortens answers, has an *instruction* in the
+metadata of its endpoints. Per attempt, a filter of the chain copies it into a request header, and the Lua
+behind it obeys and drops the header: so a request that fails over is rewritten again, from what the client sent,
+for the tier that it then goes to. The instruction travels with the endpoints, and the filters are the same
+for all chains that need them: changing a name or a scale changes no cluster.
+
+Lua, because nothing else of Envoy rewrites a body per attempt and leaves every other byte as it was.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from functools import cache
+from importlib import resources
+from typing import Any
+
+from xds_server.core.model import Model, Tier
+from xds_server.core.policy import RewritePolicy
+from xds_server.resources.names import METADATA
+from xds_server.resources.proto import pack, typed
+
+HEADER = "x-fleet-rewrite"
+"""Between the two filters only: a client's own is removed, and engines do not see it."""
+KEY = "rewrite"
+"""Of the instruction, in the endpoints' metadata."""
+_NONE = "-"
+
+
+def renames(model: Model, tier: Tier) -> bool:
+    """Whether the tier's engines answer to another name than clients send."""
+    return not tier.is_static and tier.serves != model.name
+
+
+def is_rewritten(model: Model, tier: Tier) -> bool:
+    """Whether bodies are not passed to this tier as they come."""
+    return renames(model, tier) or (not tier.is_static and tier.max_tokens is not None)
+
+
+def any_is_rewritten(model: Model, tiers: Sequence[Tier]) -> bool:
+    """Whether a chain of these tiers needs the filters."""
+    return any(is_rewritten(model, tier) for tier in tiers)
+
+
+def instruction(model: Model, tier: Tier, policy: RewritePolicy) -> str:
+    """Return what the Lua reads: `<unreadable> <scale> <floor> <when absent> <name as a JSON string>`.
+
+    "-" stands for what does not apply, and nothing for a name that stays. Empty = the body stays as it is.
+    """
+    if not is_rewritten(model, tier):
+        return ""
+    limits = [_NONE, _NONE, _NONE]
+    if tier.max_tokens is not None:
+        short = tier.max_tokens
+        absent = _NONE if short.when_absent is None else str(short.when_absent)
+        limits = [repr(short.scale), str(short.floor), absent]
+    name = json.dumps(tier.serves) if renames(model, tier) else ""
+    return " ".join([policy.unreadable.value, *limits, name]).rstrip()
+
+
+def instruct() -> list[Any]:
+    """Return the request mutations that tell the Lua what to do; none of the endpoint's: no header."""
+    mutation = typed.mutation_rules.HeaderMutation
+    option = typed.core.HeaderValueOption(
+        header=typed.core.HeaderValue(key=HEADER, value=f"%UPSTREAM_METADATA({METADATA}:{KEY})%"),
+        append_action=typed.core.HeaderValueOptionHeaderAppendAction.OVERWRITE_IF_EXISTS_OR_ADD,
+    )
+    return [mutation(remove=HEADER), mutation(append=option)]
+
+
+def rewrite_filter() -> Any:
+    """Return the Lua filter. It comes after the one that carries `instruct`."""
+    code = typed.lua.Lua(default_source_code=typed.core.DataSource(inline_string=lua()))
+    return typed.hcm.HttpFilter(name="envoy.filters.http.lua", typed_config=pack(code))
+
+
+@cache
+def lua() -> str:
+    """Return the program, without the comments and the indentation that only people need."""
+    source = resources.files(__package__).joinpath("rewrite.lua").read_text(encoding="utf-8")
+    lines = (line.strip() for line in source.splitlines())
+    return "\n".join(line for line in lines if line and not line.startswith("--"))
