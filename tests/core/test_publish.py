@@ -47,3 +47,15 @@ def test_instances_that_change_places_keep_their_plans_and_an_exchanged_one_gets
     assert brain.instance("b") is before["b"]
     assert [each.id for each in brain.tier().instances] == ["b", "a", "d"]
     assert brain.instance("d").ceiling == 0.10
+
+
+def test_a_tier_that_is_no_longer_frozen_says_how_much_of_it_is_up_to_date():
+    brain = Brain(small_fleet())
+    brain.run(("a", "b", "c", "f"), until=60.0)
+    brain.run(("f",), until=120.0)
+    ((_, frozen),) = brain.named("tier_frozen")
+    assert frozen.reason.text.startswith("Too many of its instances send no telemetry")
+    brain.run(("a", "b"), until=122.0)
+    (_, unfrozen), *_ = brain.named("tier_unfrozen")
+    assert "up to date have 67% of its capacity" in unfrozen.reason.text
+    assert unfrozen.reason.inputs["fresh_ratio"] == pytest.approx(2 / 3)

@@ -37,8 +37,8 @@ _SHOWN_PRESSURE = 0.1
 _SHOWN_RATIO = 0.25
 """... and a rate when it moved by this share."""
 _SERVES = EndpointHealth.HEALTHY
-_FROZEN = "More than half of the tier sends no telemetry: its weights are kept."
-_UNFROZEN = "Enough of the tier sends telemetry again."
+_FROZEN = "Too many of its instances send no telemetry: its weights are kept."
+_UNFROZEN = "Enough of its instances are heard of again; those that are up to date have {:.0%} of its capacity."
 _NO_CAPACITY = Reason(rule="no_capacity", text="None of its instances may take requests.")
 
 
@@ -192,7 +192,7 @@ def freeze_events(model: ModelState, steps: Sequence[TierStep]) -> list[Event]:
         if not before.is_known or is_frozen is (before.frozen_since is not None):
             continue
         name = "tier_frozen" if is_frozen else "tier_unfrozen"
-        text = _FROZEN if is_frozen else _UNFROZEN
+        text = _FROZEN if is_frozen else _UNFROZEN.format(step.reading.fresh_ratio)
         reason = Reason(rule=name, text=text, inputs={"fresh_ratio": step.reading.fresh_ratio})
         events.append(
             happened.tier_event(model.model.name, before.tier.name, name=name, reason=reason)
