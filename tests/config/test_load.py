@@ -15,7 +15,8 @@ from xds_server.config.load import MAX_BYTES, load_file, load_text
 from xds_server.config.problems import ConfigError
 from xds_server.config.schema import json_schema
 from xds_server.core.limits import Limit
-from xds_server.core.policy import Policy, VramMode
+from xds_server.core.model import MaxTokens
+from xds_server.core.policy import Policy, Unreadable, VramMode
 
 DESIGN = Path(__file__).parent / "design.yaml"
 
@@ -102,6 +103,19 @@ def test_a_switch_takes_true_and_false_and_an_optional_number_takes_null():
     assert policy.failures.answer_timeout_s is None
 
 
+def test_how_bodies_are_rewritten_can_be_set():
+    document = changed(
+        "models.0.tiers.0.max_tokens", {"scale": 0.25, "floor": 8, "when_absent": 99}
+    )
+    document["policy"] = {"rewrite": {"unreadable": "forward"}}
+
+    config = load_text(yaml.safe_dump(document))
+
+    short = config.topology.models[0].tiers[0].max_tokens
+    assert short == MaxTokens(scale=0.25, floor=8, when_absent=99)
+    assert config.policy.rewrite.unreadable is Unreadable.FORWARD
+
+
 def test_a_tier_may_let_agents_register_its_instances():
     config = load_text(
         yaml.safe_dump(changed("models.0.tiers.0.instances", {"discover": "agents"}))
@@ -114,6 +128,31 @@ TIER = "models[0].tiers[0]"
 INSTANCE = f"{TIER}.instances[0]"
 
 BAD_VALUES = [
+    pytest.param(
+        "models.0.tiers.0.max_tokens", {"scale": 0},
+        f"{TIER}.max_tokens.scale: 0: a number above 0",
+        id="max-tokens-to-nothing",
+    ),
+    pytest.param(
+        "models.0.tiers.0.max_tokens", {"scale": 1.5},
+        f"{TIER}.max_tokens.scale: 1.5: a number of at most 1",
+        id="max-tokens-longer-than-asked",
+    ),
+    pytest.param(
+        "models.0.tiers.0.max_tokens", {"when_absent": 0},
+        f"{TIER}.max_tokens.when_absent: 0: a number of at least 1",
+        id="max-tokens-when-absent",
+    ),
+    pytest.param(
+        "models.0.tiers.1.max_tokens", {},
+        "models[0].tiers[1].max_tokens: {}: no max_tokens: a tier with an answer generates nothing",
+        id="max-tokens-of-a-static-tier",
+    ),
+    pytest.param(
+        "policy.rewrite.unreadable", "drop",
+        "policy.rewrite.unreadable: \"drop\": one of 'refuse' or 'forward'",
+        id="unreadable-bodies",
+    ),
     pytest.param("models", [], "models: []: at least one entry", id="no-models"),
     pytest.param("models", ..., None, id="models-missing"),
     pytest.param("models.0.name", "-x", None, id="bad-name"),
@@ -377,8 +416,8 @@ def test_two_models_may_not_answer_the_same_requests():
     }
     (problem,) = problems_of(changed("models.1", second))
     assert problem == (
-        'models[1].match.prefix: "/v1/": a domain and prefix that no other model has '
-        "(see models[0].match.prefix)"
+        'models[1].match.prefix: "/v1/": a domain and prefix that no other model has, '
+        "or match.models to tell them apart by (see models[0].match.prefix)"
     )
     assert load_text(yaml.safe_dump(changed("models.1", second | {"match": {"prefix": "/code/"}})))
     renamed = changed("models.1", second | {"name": "chat", "match": {"prefix": "/code/"}})

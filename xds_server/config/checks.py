@@ -11,20 +11,26 @@ from collections.abc import Iterator
 from typing import Any
 
 from xds_server.config.addresses import parse_address
+from xds_server.config.class_checks import check_classes
 from xds_server.config.problems import MISSING, Problem, join
+from xds_server.config.tier_checks import check_tiers
 from xds_server.core.policy import Policy
 
 
 def check(raw: dict[str, Any]) -> Iterator[Problem]:
     """Yield every problem between values that are each well-formed."""
     yield from _check_models(raw)
+    yield from check_classes(raw.get("classes"))
     policy = raw.get("policy")
     yield from _check_policy(policy if isinstance(policy, dict) else {})
 
 
 def _check_models(raw: dict[str, Any]) -> Iterator[Problem]:
     models = _Seen("a name that no other model has")
-    matches = _Seen("a domain and prefix that no other model has")
+    matches = _Seen(
+        "a domain and prefix that no other model has, or match.models to tell them apart by"
+    )
+    names = _Seen("a name that no other model of this domain and prefix has")
     instances = _Seen("a name that no other instance of the fleet has")
     addresses = _Seen("an address that no other instance of the fleet has")
     for path, model in _mappings(raw.get("models"), "models"):
@@ -34,7 +40,13 @@ def _check_models(raw: dict[str, Any]) -> Iterator[Problem]:
         for domain in _list(match.get("domains", ["*"])):
             where = join(join(path, "match"), "prefix")
             prefix = match.get("prefix", "/v1/")
-            yield from matches.claim(where, (str(domain), str(prefix)), shown=prefix)
+            listed = match.get("models")
+            if not listed or match.get("default") is True:
+                yield from matches.claim(where, (str(domain), str(prefix)), shown=prefix)
+            for index, name in enumerate(_list(listed)):
+                at = join(join(join(path, "match"), "models"), index)
+                key = (str(domain), str(prefix), str(name))
+                yield from names.claim(at, key, shown=name)
         tiers = _Seen("a name that no other tier of this model has")
         for tier_path, tier in _mappings(model.get("tiers"), join(path, "tiers")):
             yield from tiers.claim(join(tier_path, "name"), tier.get("name"))
@@ -44,6 +56,7 @@ def _check_models(raw: dict[str, Any]) -> Iterator[Problem]:
                 address = each.get("address")
                 yield from addresses.claim(join(where, "address"), _normal(address), shown=address)
         yield from _check_chain(path, model)
+        yield from check_tiers(path, model, _section(raw, "policy"))
 
 
 def _check_chain(path: str, model: dict[str, Any]) -> Iterator[Problem]:
@@ -68,6 +81,12 @@ def _check_chain(path: str, model: dict[str, Any]) -> Iterator[Problem]:
             )
         elif listed == []:
             yield Problem.of(join(where, "instances"), listed, "at least one instance")
+        if is_static and tier.get("max_tokens") is not None:
+            yield Problem.of(
+                join(where, "max_tokens"),
+                tier["max_tokens"],
+                "no max_tokens: a tier with an answer generates nothing",
+            )
     if not tiers:
         return
     last_path, last_tier = tiers[-1]
@@ -155,12 +174,14 @@ class _Seen:
     def __init__(self, expected: str) -> None:
         self._expected = expected
         self._where: dict[Any, str] = {}
+        self._told: set[str] = set()
 
     def claim(self, path: str, key: Any, *, shown: Any = None) -> Iterator[Problem]:
         if not isinstance(key, str | tuple):
             return
         first = self._where.setdefault(key, path)
-        if first != path:
+        if first != path and path not in self._told:
+            self._told.add(path)
             value = key if shown is None else shown
             yield Problem.of(path, value, f"{self._expected} (see {first})")
 
