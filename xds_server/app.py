@@ -17,9 +17,11 @@ from xds_server.config.addresses import format_address
 from xds_server.config.load import Config
 from xds_server.config.settings import Settings
 from xds_server.control_loop import ControlLoop
-from xds_server.core.inputs import Drain
+from xds_server.core.inputs import Drain, Evidence
 from xds_server.core.model import InstanceId, Topology
-from xds_server.core.policy import Policy
+from xds_server.core.policy import EvidencePolicy, Policy
+from xds_server.evidence.intake import Intake
+from xds_server.evidence.server import EVIDENCE_SERVICES, EvidenceServer
 from xds_server.fleet import Fleet
 from xds_server.ingest.registry import Registry
 from xds_server.ingest.server import SERVICE, TelemetryServer
@@ -27,6 +29,7 @@ from xds_server.metrics import Exposition, Reading, Tally
 from xds_server.registered import with_registered
 from xds_server.resources.builder import SnapshotBuilder
 from xds_server.resources.capability import Capability
+from xds_server.resources.names import cluster_name
 from xds_server.resources.snapshot import Snapshot
 from xds_server.state_file import StateFile
 from xds_server.state_keeper import StateKeeper
@@ -43,7 +46,7 @@ EXPIRY_S = 10.0
 GRACE_STEP_S = 0.1
 STOP_GRACE_S = 0.5
 """How long streams may take to end; proxies reconnect and keep what they have meanwhile."""
-SERVED = (*SERVICE_NAMES, SERVICE)
+SERVED = (*SERVICE_NAMES, SERVICE, *EVIDENCE_SERVICES)
 """Full names of the gRPC services."""
 
 
@@ -96,6 +99,17 @@ class App:
             token=settings.agents_token,
         )
         self.loop.on_published = self.telemetry.drained
+        self.intake = Intake(
+            fleet=lambda: self.loop.fleet, offer=self._witness, clock=clock, tally=self.tally
+        )
+        self.evidence = EvidenceServer(
+            intake=self.intake,
+            policy=self._evidence_policy,
+            clusters=self._clusters,
+            is_known=self.xds.knows,
+            clock=clock,
+            tally=self.tally,
+        )
         self.state.source = self.loop
         self.topology = TopologySwitch(
             path=path,
@@ -170,9 +184,12 @@ class App:
     async def _streams_over(self) -> None:
         """Let the handlers of cut streams end before the event loop does."""
         end = self._clock() + STOP_GRACE_S
-        while (self.telemetry.streams or self.xds.status()) and self._clock() < end:
+        while self._has_streams() and self._clock() < end:
             await asyncio.sleep(0.01)
         await asyncio.sleep(0.01)
+
+    def _has_streams(self) -> bool:
+        return bool(self.telemetry.streams or self.xds.status() or self.evidence.streams)
 
     async def _keep(self, name: str, part: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Run a part again after whatever goes wrong in it, later each time."""
@@ -201,7 +218,9 @@ class App:
         }
 
     async def _add_services(self, server: Any) -> Health:
-        server.add_generic_rpc_handlers((*self.xds.handlers(), self.telemetry.handlers()))
+        server.add_generic_rpc_handlers(
+            (*self.xds.handlers(), self.telemetry.handlers(), *self.evidence.handlers())
+        )
         health = await add_health_and_reflection(server, SERVED)
         await health.set(serving=self.loop.is_warm)
         return health
@@ -292,6 +311,21 @@ class App:
         self.cache.publish(capability, snapshot)
         self.state.changed.set()
 
+    # What proxies report.
+
+    def _witness(self, evidence: Evidence) -> None:
+        self.tally.add("fleet_evidence_verdicts_total", evidence.cause)
+
+    def _evidence_policy(self) -> EvidencePolicy:
+        return self.loop.fleet.policy.evidence
+
+    def _clusters(self) -> frozenset[str]:
+        return frozenset(
+            cluster_name(model.name, tier.name)
+            for model in self.loop.fleet.topology.models
+            for tier in model.tiers
+        )
+
     # What the admin server sees.
 
     def _inside(self) -> Inside:
@@ -322,6 +356,8 @@ class App:
         yield "fleet_agents_connected", (), float(self.telemetry.streams)
         yield "fleet_ownership_conflicts", (), float(len(self.registry.conflicts()))
         yield from gauges(self.loop.fleet.plan, self.xds.status())
+        yield "fleet_evidence_streams", (), float(self.evidence.streams)
+        yield from self.intake.readings()
 
 
 def _make_builder(topology: Topology, policy: Policy, capability: Capability) -> SnapshotBuilder:

@@ -34,6 +34,7 @@ AGENT_CONNECTED = "agent_connected"
 AGENT_DISCONNECTED = "agent_disconnected"
 TELEMETRY_REFUSED = "telemetry_refused"
 OWNERSHIP_CONFLICT_FOUND = "ownership_conflict_found"
+EVIDENCE_REFUSED = "evidence_refused"
 INSTANCES_REGISTERED = "instances_registered"
 DRAIN_REQUESTED = "drain_requested"
 

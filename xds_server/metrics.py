@@ -89,6 +89,47 @@ METRICS: dict[str, Metric] = {
     "fleet_instance_freshness": Metric(
         "gauge", "1 for the freshness of its telemetry.", ("model", "tier", "instance", "freshness")
     ),
+    # What became of requests, as proxies log it.
+    "fleet_requests_total": Metric(
+        "counter",
+        "Requests that ended, by the tier that answered and how.",
+        ("model", "class", "tier", "outcome"),
+    ),
+    "fleet_static_answers_total": Metric(
+        "counter", "Requests answered statically.", ("model", "class", "template")
+    ),
+    "fleet_attempts_total": Metric(
+        "counter", "Attempts at instances, by how they ended.", ("model", "tier", "outcome")
+    ),
+    "fleet_degraded_request_ratio": Metric(
+        "gauge",
+        "Share of the last minute's requests that a lower tier answered.",
+        ("model", "class"),
+    ),
+    "fleet_static_answer_ratio": Metric(
+        "gauge",
+        "Share of the last minute's requests that were answered statically.",
+        ("model", "class", "template"),
+    ),
+    "fleet_retry_amplification_ratio": Metric(
+        "gauge", "Attempts at engines per request over the last minute.", ("model", "class")
+    ),
+    "fleet_load_reported_attempts_total": Metric(
+        "counter", "Attempts at instances as proxies count them.", ("model", "tier", "kind")
+    ),
+    "fleet_evidence_verdicts_total": Metric(
+        "counter", "Times that what proxies saw spoke against an instance.", ("cause",)
+    ),
+    # How it comes here.
+    "fleet_evidence_streams": Metric("gauge", "Open streams of logs and load reports."),
+    "fleet_evidence_entries_total": Metric("counter", "Log entries read."),
+    "fleet_load_reports_total": Metric("counter", "Load reports read."),
+    "fleet_evidence_waits_total": Metric(
+        "counter", "Times a log stream had to wait: proxies drop what they cannot send."
+    ),
+    "fleet_evidence_refused_total": Metric(
+        "counter", "Streams, entries and reports that were not used.", ("reason",)
+    ),
     # Proxies.
     "fleet_proxies_connected": Metric("gauge", "Proxies with an open xDS stream."),
     "fleet_xds_streams_total": Metric("counter", "xDS streams opened.", ("protocol",)),

@@ -18,4 +18,22 @@ class Drain:
     why: str = ""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evidence:
+    """What the proxies saw of the requests to an instance."""
+
+    instance: InstanceId
+    observed_at: float
+    """Monotonic seconds on the control plane's clock: when the last entry arrived."""
+    cause: str
+    """Why it is to be taken out (`core/evidence.py`); empty: its requests succeed."""
+    detail: str = ""
+    """Kinds and numbers, for a person."""
+
+    @property
+    def is_failing(self) -> bool:
+        """Whether it speaks against the instance."""
+        return bool(self.cause)
+
+
 Input = Sample | Drain

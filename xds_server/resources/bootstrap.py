@@ -6,8 +6,9 @@ import ipaddress
 from collections.abc import Mapping
 from typing import Any
 
+from xds_server.resources.names import CONTROL_PLANE
+
 _TYPE = "type.googleapis.com/"
-_CONTROL_PLANE = "xds"
 _HTTP_OPTIONS = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions"
 _INTERNAL_LISTENER = "envoy.extensions.bootstrap.internal_listener.v3.InternalListener"
 _MINIMUM_CLUSTERS = (
@@ -56,7 +57,7 @@ def bootstrap(
         "grpc_services": [
             {
                 "envoy_grpc": {
-                    "cluster_name": _CONTROL_PLANE,
+                    "cluster_name": CONTROL_PLANE,
                     "retry_policy": {
                         "retry_back_off": {"base_interval": "0.250s", "max_interval": "5s"}
                     },
@@ -88,6 +89,14 @@ def bootstrap(
                 "typed_config": {"@type": _TYPE + _INTERNAL_LISTENER},
             }
         ],
+        # Load per endpoint; it is asked for only as often as the control plane can take.
+        "cluster_manager": {
+            "load_stats_config": {
+                "api_type": "GRPC",
+                "transport_api_version": "V3",
+                "grpc_services": [{"envoy_grpc": {"cluster_name": CONTROL_PLANE}}],
+            }
+        },
         "dynamic_resources": {"ads_config": stream, "cds_config": ads, "lds_config": ads},
         "static_resources": {"clusters": [_control_plane(xds_host, xds_port)]},
     }
@@ -101,13 +110,13 @@ def _control_plane(host: str, port: int) -> dict[str, Any]:
     }
     endpoint = {"endpoint": {"address": _socket(host, port)}}
     return {
-        "name": _CONTROL_PLANE,
+        "name": CONTROL_PLANE,
         "type": "STATIC" if _is_ip(host) else "STRICT_DNS",
         "connect_timeout": "1s",
         "typed_extension_protocol_options": {_HTTP_OPTIONS: options},
         "upstream_connection_options": {"tcp_keepalive": {"keepalive_time": 30}},
         "load_assignment": {
-            "cluster_name": _CONTROL_PLANE,
+            "cluster_name": CONTROL_PLANE,
             "endpoints": [{"lb_endpoints": [endpoint]}],
         },
     }

@@ -47,7 +47,7 @@ class SnapshotBuilder:
                 snapshot.CLUSTER, cluster_resources(topology.models, policy.failures, capability)
             ),
             snapshot.LISTENER: _snapshot_of(
-                snapshot.LISTENER, listener_resources(topology, policy.failures, capability)
+                snapshot.LISTENER, listener_resources(topology, policy, capability)
             ),
         }
         self._snapshot: Snapshot | None = None

@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from xds_server.core.model import Topology
-from xds_server.core.policy import FailurePolicy
+from xds_server.core.policy import EvidencePolicy, FailurePolicy, Policy
+from xds_server.resources.access_log import attempt_log, request_log
 from xds_server.resources.capability import Capability
 from xds_server.resources.clusters import BUFFER_LIMIT_BYTES, ads
 from xds_server.resources.last_net import author_last_net
@@ -21,7 +22,7 @@ from xds_server.resources.static_tier import filter_chains, router, static_liste
 
 
 def listener_resources(
-    topology: Topology, failures: FailurePolicy, capability: Capability
+    topology: Topology, policy: Policy, capability: Capability
 ) -> Iterator[Resource]:
     """Yield the listener for clients and those of the static tiers, or what gRPC clients ask for."""
     if capability is Capability.GRPC:
@@ -30,7 +31,9 @@ def listener_resources(
         for name in dict.fromkeys([LISTENER_NAME, *exact]):
             yield _resource(name, author_api_listener(name))
         return
-    yield _resource(LISTENER_NAME, author_listener(topology, failures=failures))
+    yield _resource(
+        LISTENER_NAME, author_listener(topology, failures=policy.failures, evidence=policy.evidence)
+    )
     for model in topology.models:
         for tier in model.tiers:
             if tier.is_static:
@@ -41,7 +44,9 @@ def _resource(name: str, authored: Any) -> Resource:
     return Resource.of(name, serialize(to_upb(Listener, authored)))
 
 
-def author_listener(topology: Topology, *, failures: FailurePolicy) -> Any:
+def author_listener(
+    topology: Topology, *, failures: FailurePolicy, evidence: EvidencePolicy
+) -> Any:
     """Author the listener that clients reach."""
     address = typed.core.SocketAddress(
         address=topology.listener_host, port_value=topology.listener_port
@@ -53,7 +58,8 @@ def author_listener(topology: Topology, *, failures: FailurePolicy) -> Any:
     manager = typed.hcm.HttpConnectionManager(
         stat_prefix=LISTENER_NAME,
         rds=_rds(),
-        http_filters=[*http_filters, router()],
+        http_filters=[*http_filters, router(attempt_log(evidence))],
+        access_log=request_log(evidence),
         normalize_path=True,  # prefixes decide, so `/x/../v1/` may not pass for something else
     )
     return typed.listener.Listener(

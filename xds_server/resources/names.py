@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from xds_server.core.model import ModelName, TierName
 
+CONTROL_PLANE = "xds"
+"""The cluster of a proxy's bootstrap that leads here."""
 LISTENER_NAME = "llm"
 ROUTE_CONFIG_NAME = "llm"
 METADATA = "llm"

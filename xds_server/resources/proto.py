@@ -54,6 +54,7 @@ class _Typed:
     """envoy-data-plane's modules by a short name, each imported when first used."""
 
     _MODULES = {  # noqa: RUF012 - never written
+        "accesslog": "envoy.config.accesslog.v3",
         "aggregate": "envoy.extensions.clusters.aggregate.v3",
         "buffer": "envoy.extensions.filters.http.buffer.v3",
         "cluster": "envoy.config.cluster.v3",
@@ -62,6 +63,7 @@ class _Typed:
         "custom_response": "envoy.extensions.filters.http.custom_response.v3",
         "discovery": "envoy.service.discovery.v3",
         "endpoint": "envoy.config.endpoint.v3",
+        "grpc_access_log": "envoy.extensions.access_loggers.grpc.v3",
         "hcm": "envoy.extensions.filters.network.http_connection_manager.v3",
         "header_mutation": "envoy.extensions.filters.http.header_mutation.v3",
         "http_options": "envoy.extensions.upstreams.http.v3",

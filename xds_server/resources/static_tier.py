@@ -6,6 +6,7 @@ A cluster points at it, so that it can be the last member of a chain and take a 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -68,9 +69,9 @@ def filter_chains(manager: Any) -> list[Any]:
     return [typed.listener.FilterChain(filters=[network_filter])]
 
 
-def router() -> Any:
-    """Return the filter that ends every filter chain."""
-    return _http_filter("router", typed.router.Router())
+def router(upstream_log: Sequence[Any] = ()) -> Any:
+    """Return the filter that ends every filter chain; `upstream_log` hears of each attempt."""
+    return _http_filter("router", typed.router.Router(upstream_log=list(upstream_log)))
 
 
 def _http_filter(name: str, config: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +15,7 @@ from xds_server.resources.snapshot import CLUSTER, ENDPOINT, LISTENER, ROUTE, Sn
 from xds_server.xds.answer import Protocol
 from xds_server.xds.cache import SnapshotCache
 from xds_server.xds.csds import CSDS_SERVICE, csds_handler
+from xds_server.xds.node import Proxy
 from xds_server.xds.observer import Observer, Silent
 from xds_server.xds.rendered import Rendered
 from xds_server.xds.stream import Stream
@@ -73,6 +75,7 @@ class XdsServer:
         self._rendered = Rendered()
         self._groups: dict[Capability, dict[Stream, None]] = {each: {} for each in Capability}
         self._count = 0
+        self._nodes: Counter[str] = Counter()
         cache.subscribe(self._publish)
 
     def handlers(self) -> list[grpc.GenericRpcHandler]:
@@ -93,6 +96,10 @@ class XdsServer:
     def stream_count(self) -> int:
         """Streams that are open, those of unknown proxies included."""
         return self._count
+
+    def knows(self, node_id: str) -> bool:
+        """Whether a proxy of this id has a stream."""
+        return node_id in self._nodes
 
     def status(self) -> list[ProxyStatus]:
         """Return the state of every stream whose proxy is known, in order of connection."""
@@ -127,14 +134,22 @@ class XdsServer:
         finally:
             self._count -= 1
             if stream.proxy is not None:
-                self._groups[stream.proxy.capability].pop(stream, None)
+                self._leave(stream, stream.proxy)
             stream.close()
             self._observer.stream_closed(protocol=protocol, proxy=stream.proxy)
 
     def _join(self, stream: Stream) -> Snapshot | None:
         assert stream.proxy is not None
         self._groups[stream.proxy.capability][stream] = None
+        self._nodes[stream.proxy.id] += 1
         return self._cache.snapshot(stream.proxy.capability)
+
+    def _leave(self, stream: Stream, proxy: Proxy) -> None:
+        if self._groups[proxy.capability].pop(stream, self) is self:
+            return  # It never joined.
+        self._nodes[proxy.id] -= 1
+        if not self._nodes[proxy.id]:
+            del self._nodes[proxy.id]
 
     def _publish(self, capability: Capability, snapshot: Snapshot) -> None:
         self._rendered.clear()

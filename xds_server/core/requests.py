@@ -1,0 +1,85 @@
+"""What became of the requests of one model and class: sliding counts and the ratios that follow.
+
+Objects change in place, as in `evidence.py`: time is an argument, and there is no I/O.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+SLOTS = 12
+"""Slices of the window: it is right to a twelfth of its length."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ratios:
+    """Shares of the requests that were answered in the window; None without any request."""
+
+    requests: int
+    degraded: float | None
+    """Answered by a lower tier, the static one included."""
+    static: Mapping[str, float]
+    """Answered statically, by template; empty without any request."""
+    amplification: float | None
+    """Attempts at engines per request that was admitted."""
+
+
+@dataclass(slots=True)
+class _Slot:
+    until: float
+    requests: int = 0
+    degraded: int = 0
+    attempts: int = 0
+    static: Counter[str] = field(default_factory=Counter)
+
+
+class RequestWindow:
+    """Requests that ended within the last `span_s`; memory is bounded by its slots and the templates."""
+
+    def __init__(self, span_s: float) -> None:
+        self.span_s = span_s
+        self._slots: deque[_Slot] = deque()
+
+    def add(self, now: float, *, attempts: int, degraded: bool, template: str | None) -> None:
+        """Count a request that ended now.
+
+        Args:
+            now: Seconds; may not move backward by more than it matters.
+            attempts: At engines; the static tier is none.
+            degraded: Whether a lower tier answered.
+            template: Which static answer it was; None when it was not static.
+        """
+        slots = self._slots
+        if not slots or now >= slots[-1].until:
+            self._forget(now)
+            slots.append(_Slot(now + self.span_s / SLOTS))
+        slot = slots[-1]
+        slot.requests += 1
+        slot.attempts += attempts
+        if degraded:
+            slot.degraded += 1
+        if template is not None:
+            slot.static[template] += 1
+
+    def ratios(self, now: float) -> Ratios:
+        """Return the shares of the window."""
+        self._forget(now)
+        requests = sum(slot.requests for slot in self._slots)
+        static: Counter[str] = Counter()
+        for slot in self._slots:
+            static.update(slot.static)
+        if not requests:
+            return Ratios(requests=0, degraded=None, static={}, amplification=None)
+        return Ratios(
+            requests=requests,
+            degraded=sum(slot.degraded for slot in self._slots) / requests,
+            static={name: count / requests for name, count in sorted(static.items())},
+            amplification=sum(slot.attempts for slot in self._slots) / requests,
+        )
+
+    def _forget(self, now: float) -> None:
+        slots = self._slots
+        while slots and slots[0].until + self.span_s <= now:
+            slots.popleft()

@@ -1,0 +1,258 @@
+"""Entries and load reports in; windows, counters and the brain's evidence out.
+
+Everything is bounded by the topology: an endpoint, a cluster or a route that is not in it is counted and
+forgotten, so that no proxy can make the control plane remember anything of its choosing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+
+from xds_server.clock import Clock
+from xds_server.core.evidence import FAILURES, Accrual, Outcome, Summary, outcome, summarize
+from xds_server.core.inputs import Evidence
+from xds_server.core.model import InstanceId, ModelName, TierName
+from xds_server.core.requests import RequestWindow
+from xds_server.evidence.entry import EndpointLoad, Entry, LoadReport
+from xds_server.evidence.places import Place, Places, TierPlace
+from xds_server.fleet import Fleet
+from xds_server.metrics import Reading, Tally
+
+MAX_LABELS = 32
+"""Classes and templates that are told apart; more would be somebody's invention."""
+OTHER = "other"
+NONE = "none"
+_TOLD_BY_ATTEMPTS = FAILURES | {Outcome.REJECTED}
+LIMITED = "limited"
+"""A request that a limiter of the proxy refused: it reached no engine."""
+
+
+class Intake:
+    """What all proxies said, joined. Used on one event loop."""
+
+    def __init__(
+        self,
+        *,
+        fleet: Callable[[], Fleet],
+        offer: Callable[[Evidence], None],
+        clock: Clock,
+        tally: Tally,
+    ) -> None:
+        """Join into `offer`, by the topology and policy of `fleet` as they are at each message."""
+        self._fleet = fleet
+        self._offer = offer
+        self._clock = clock
+        self._tally = tally
+        self._places = Places(fleet().topology)
+        self._policy = fleet().policy
+        self._accruals: dict[InstanceId, Accrual] = {}
+        self._requests: dict[tuple[ModelName, str], RequestWindow] = {}
+        self._labels: dict[str, set[str]] = {"class": set(), "template": set()}
+        self._in_progress: dict[object, dict[InstanceId, int]] = {}
+
+    # What arrives.
+
+    def take_logs(self, entries: Iterable[Entry]) -> None:
+        """Take the entries of one message in."""
+        self._refresh()
+        now = self._clock()
+        for entry in entries:
+            if entry.is_request:
+                self._request(entry, now)
+            else:
+                self._attempt(entry, now)
+
+    def take_load(self, source: object, report: LoadReport) -> None:
+        """Take a load report of one stream in; `source` stands for the stream until `forget`."""
+        self._refresh()
+        for name in report.clusters:
+            if name not in self._places.tiers:
+                self._refuse("unknown_cluster")
+        running: dict[InstanceId, int] = {}
+        self._in_progress[source] = running
+        for each in report.endpoints:
+            place = self._places.instances.get(each.address)
+            if place is None:
+                self._refuse("unknown_endpoint")
+                continue
+            self._load(place, each)
+            running[place.instance] = running.get(place.instance, 0) + each.in_progress
+
+    def forget(self, source: object) -> None:
+        """Forget what a stream that ended said is in progress."""
+        self._in_progress.pop(source, None)
+
+    def _load(self, place: Place, load: EndpointLoad) -> None:
+        for kind, count in (
+            ("issued", load.issued),
+            ("succeeded", load.succeeded),
+            ("failed", load.failed),
+        ):
+            if count:
+                name = "fleet_load_reported_attempts_total"
+                self._tally.add(name, place.model, place.tier, kind, by=count)
+
+    def _request(self, entry: Entry, now: float) -> None:
+        model = self._places.model_of(entry.route)
+        if model is None:
+            self._refuse("unknown_route" if entry.route else "no_route")
+            return
+        ended = outcome(entry.status, entry.flags)
+        tier = self._places.answered_by(model, cluster=entry.cluster, served=entry.served)
+        is_limited = entry.status == 429 and not entry.attempts
+        request_class = self._label("class", entry.request_class)
+        self._tally.add(
+            "fleet_requests_total",
+            *(model, request_class, NONE if tier is None or is_limited else tier.tier),
+            LIMITED if is_limited else ended,
+        )
+        if not is_limited:
+            self._answered(entry, tier, now, key=(model, request_class))
+        self._last_attempt(entry, ended, tier, now)
+
+    def _answered(
+        self, entry: Entry, tier: TierPlace | None, now: float, *, key: tuple[ModelName, str]
+    ) -> None:
+        window = self._requests.get(key)
+        if window is None:
+            window = self._requests[key] = RequestWindow(self._policy.evidence.ratio_window_s)
+        template = None
+        attempts = entry.attempts
+        if tier is not None and tier.is_static:
+            template = self._label("template", entry.template or "default")
+            self._tally.add("fleet_static_answers_total", *key, template)
+            last = self._places.tiers.get(entry.cluster)
+            if last is not None and last.is_static:
+                attempts -= 1  # The static tier's own is none at an engine.
+        degraded = tier is not None and tier.position > 0
+        window.add(now, attempts=max(0, attempts), degraded=degraded, template=template)
+
+    def _last_attempt(
+        self, entry: Entry, ended: Outcome, tier: TierPlace | None, now: float
+    ) -> None:
+        """Count the attempt that a request's entry speaks for, unless it failed: then it has its own."""
+        if entry.address is None or ended in _TOLD_BY_ATTEMPTS:
+            return
+        if not entry.via_upstream and ended is not Outcome.ABORTED:
+            return
+        if tier is not None and tier.is_static:
+            return  # The last net answered; the address is that of the failure before.
+        place = self._places.instances.get(entry.address)
+        if place is None:
+            self._refuse("unknown_endpoint")
+            return
+        is_whole = ended is Outcome.OK
+        self._count(
+            place, ended, now,
+            latency_s=entry.latency_s if is_whole else None,
+            first_byte_s=entry.first_byte_s if is_whole else None,
+        )  # fmt: skip
+
+    def _attempt(self, entry: Entry, now: float) -> None:
+        if entry.address is None:
+            return  # Nobody was asked, or the static tier.
+        place = self._places.instances.get(entry.address)
+        if place is None:
+            self._refuse("unknown_endpoint")
+            return
+        ended = outcome(entry.status, entry.flags)
+        if ended in _TOLD_BY_ATTEMPTS:
+            self._count(place, ended, now)
+
+    def _count(
+        self,
+        place: Place,
+        ended: Outcome,
+        now: float,
+        *,
+        latency_s: float | None = None,
+        first_byte_s: float | None = None,
+    ) -> None:
+        self._tally.add("fleet_attempts_total", place.model, place.tier, ended)
+        verdict = self._accrual(place.instance).add(
+            now, ended, latency_s=latency_s, first_byte_s=first_byte_s
+        )
+        if verdict is not None:
+            self._offer(
+                Evidence(
+                    instance=place.instance,
+                    observed_at=now,
+                    cause=verdict.cause,
+                    detail=verdict.detail,
+                )
+            )
+
+    # What follows.
+
+    def tier(self, model: ModelName, tier: TierName) -> Summary:
+        """Return what the window holds of a tier's endpoints together."""
+        return summarize(
+            (
+                self._accruals[place.instance].window
+                for place in self._places.instances.values()
+                if (place.model, place.tier) == (model, tier) and place.instance in self._accruals
+            ),
+            self._clock(),
+        )
+
+    def instance(self, instance: InstanceId) -> Summary | None:
+        """Return what the window holds of an endpoint; None when it was never heard of."""
+        accrual = self._accruals.get(instance)
+        return None if accrual is None else accrual.window.summary(self._clock())
+
+    def in_progress(self) -> dict[InstanceId, int]:
+        """Return the requests that proxies have running at each endpoint, as they last reported."""
+        total: dict[InstanceId, int] = {}
+        for running in self._in_progress.values():
+            for name, count in running.items():
+                total[name] = total.get(name, 0) + count
+        return total
+
+    def readings(self) -> Iterator[Reading]:
+        """Yield the gauges."""
+        now = self._clock()
+        for (model, request_class), window in self._requests.items():
+            ratios = window.ratios(now)
+            labels = (model, request_class)
+            if ratios.degraded is not None:
+                yield "fleet_degraded_request_ratio", labels, ratios.degraded
+            if ratios.amplification is not None:
+                yield "fleet_retry_amplification_ratio", labels, ratios.amplification
+            for template, share in ratios.static.items():
+                yield "fleet_static_answer_ratio", (*labels, template), share
+
+    def _accrual(self, instance: InstanceId) -> Accrual:
+        accrual = self._accruals.get(instance)
+        if accrual is None:
+            accrual = self._accruals[instance] = Accrual(
+                self._policy.evidence, consecutive=self._policy.failures.consecutive
+            )
+        return accrual
+
+    def _label(self, kind: str, value: str) -> str:
+        """Return a label's value, or `other` beyond the first `MAX_LABELS`."""
+        known = self._labels[kind]
+        if value in known:
+            return value
+        if len(known) >= MAX_LABELS or len(value) > 64:
+            return OTHER
+        known.add(value)
+        return value
+
+    def _refresh(self) -> None:
+        """Follow the topology and the policy; endpoints that left are forgotten."""
+        fleet = self._fleet()
+        if fleet.policy is not self._policy:
+            self._policy = fleet.policy
+            self._accruals.clear()
+            self._requests.clear()
+        if fleet.topology is not self._places.topology:
+            self._places = Places(fleet.topology)
+            names = {place.instance for place in self._places.instances.values()}
+            self._accruals = {k: v for k, v in self._accruals.items() if k in names}
+            self._requests = {
+                k: v for k, v in self._requests.items() if k[0] in self._places.models
+            }
+
+    def _refuse(self, reason: str) -> None:
+        self._tally.add("fleet_evidence_refused_total", reason)

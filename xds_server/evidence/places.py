@@ -1,0 +1,68 @@
+"""Whose endpoint, cluster and route an entry speaks of: the topology, indexed by what proxies know."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from xds_server.core.model import InstanceId, ModelName, TierName, Topology
+from xds_server.evidence.entry import Address
+from xds_server.resources.names import cluster_name
+
+
+class Place(NamedTuple):
+    """One instance and where it belongs."""
+
+    model: ModelName
+    tier: TierName
+    instance: InstanceId
+
+
+class TierPlace(NamedTuple):
+    """One tier."""
+
+    model: ModelName
+    tier: TierName
+    position: int
+    """0 for the first of its model's tiers."""
+    is_static: bool
+
+
+class Places:
+    """Lookups of one topology."""
+
+    def __init__(self, topology: Topology) -> None:
+        self.topology = topology
+        self.instances: dict[Address, Place] = {
+            (each.host, each.port): Place(model.name, tier.name, each.id)
+            for model, tier, each in topology.instances()
+        }
+        self.tiers: dict[str, TierPlace] = {}
+        """By name of the cluster."""
+        self.models = {model.name for model in topology.models}
+        self._static: dict[ModelName, tuple[str, TierPlace]] = {}
+        for model in topology.models:
+            for index, tier in enumerate(model.tiers):
+                place = TierPlace(model.name, tier.name, index, tier.is_static)
+                self.tiers[cluster_name(model.name, tier.name)] = place
+                if tier.is_static:
+                    self._static[model.name] = (tier.serves or tier.name, place)
+
+    def model_of(self, route: str) -> ModelName | None:
+        """Return the model of a route's name; routes of a class are called `model/class`."""
+        name = ModelName(route)
+        if name in self.models:
+            return name
+        name = ModelName(route.partition("/")[0])
+        return name if name in self.models else None
+
+    def answered_by(self, model: ModelName, *, cluster: str, served: str) -> TierPlace | None:
+        """Return the tier that answered.
+
+        The last net answers statically after an engine's last failure: then the header tells, which it
+        set, and not the cluster.
+        """
+        static = self._static.get(model)
+        if static is not None and served == static[0]:
+            return static[1]
+        place = self.tiers.get(cluster)
+        return place if place is not None and place.model == model else None
