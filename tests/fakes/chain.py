@@ -14,7 +14,7 @@ import json
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +24,8 @@ from tests.fakes.envoy import RealEnvoy, running_envoy
 from tests.fakes.plans import a_model, a_plan, a_static_tier, a_tier, a_topology
 from tests.fakes.scripted_engine import ScriptedEngine, scripted_engine
 from tests.fakes.tiny_ads import TinyAds, tiny_ads
-from xds_server.core.model import StaticAnswer, Topology
-from xds_server.core.policy import FailurePolicy, Policy
+from xds_server.core.model import Affinity, StaticAnswer, Telemetry, Topology
+from xds_server.core.policy import FailurePolicy, HealthPolicy, Policy
 from xds_server.resources.bootstrap import bootstrap
 from xds_server.resources.builder import SnapshotBuilder
 from xds_server.resources.capability import Capability
@@ -171,6 +171,9 @@ async def chain_lab(
     tiers: Sequence[Sequence[ScriptedEngine]] | None = None,
     answer: StaticAnswer | None = None,
     split: Sequence[int] | None = None,
+    health: HealthPolicy | None = None,
+    affinity: Affinity | None = None,
+    telemetry: Telemetry = Telemetry.AGENTS,
 ) -> AsyncIterator[ChainLab]:
     """Run a chain; by default one 70B, one 8B and the static tier, header time-out 0.5 s."""
     failures = failures or FailurePolicy(header_timeout_s=0.5, answer_timeout_s=None)
@@ -183,10 +186,14 @@ async def chain_lab(
         model = a_model(
             tiers=[
                 *(
-                    a_tier(
-                        name,
-                        engines[0].model if engines else name,
-                        [engine.port for engine in engines],
+                    replace(
+                        a_tier(
+                            name,
+                            engines[0].model if engines else name,
+                            [engine.port for engine in engines],
+                        ),
+                        affinity=affinity,
+                        telemetry=telemetry,
                     )
                     for name, engines in zip(names, tiers, strict=False)
                 ),
@@ -194,7 +201,8 @@ async def chain_lab(
             ]
         )
         topology = a_topology(model)
-        builder = SnapshotBuilder(topology, Policy(failures=failures), capability)
+        policy = Policy(failures=failures, health=health or HealthPolicy())
+        builder = SnapshotBuilder(topology, policy, capability)
         ads = await stack.enter_async_context(tiny_ads(builder.build(a_plan(topology, split))))
         envoy = await stack.enter_async_context(
             running_envoy(

@@ -25,20 +25,26 @@ class ScriptedEngine:
     plain_s: float = 0.0
     """How long a request that does not stream takes; its headers come at the end."""
     headers: dict[str, str] = field(default_factory=dict)
+    health_mode: str = "ok"
+    """What GET /health does, in the words of `mode`."""
+    health_s: float = 0.0
+    """How long GET /health takes: 1.004 s at least in SGLang."""
     port: int = 0
     requests: int = 0
+    """Without those for /health."""
+    health_checks: int = 0
     bytes_received: int = 0
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         body = await request.read()
+        if request.path == "/health":
+            return await self._health(request)
         self.requests += 1
         self.bytes_received += len(body)
         if self.mode == "hang":
             await asyncio.sleep(30)
         if self.mode == "reset":
-            assert request.transport is not None
-            request.transport.abort()
-            return web.Response()
+            return _reset(request)
         if self.mode.isdigit():
             error = {"error": self.mode}
             return web.json_response(error, status=int(self.mode), headers=self.headers)
@@ -50,6 +56,13 @@ class ScriptedEngine:
         answer = {"model": self.model, "choices": [{"index": 0, "message": message}]}
         return web.json_response(answer, headers=self.headers)
 
+    async def _health(self, request: web.Request) -> web.StreamResponse:
+        self.health_checks += 1
+        await asyncio.sleep(30 if self.health_mode == "hang" else self.health_s)
+        if self.health_mode == "reset":
+            return _reset(request)
+        return web.Response(status=int(self.health_mode) if self.health_mode.isdigit() else 200)
+
     async def _stream(self, request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse(headers={"content-type": "text/event-stream", **self.headers})
         await response.prepare(request)
@@ -59,6 +72,12 @@ class ScriptedEngine:
             await asyncio.sleep(self.pause_s)
         await response.write(b"data: [DONE]\n\n")
         return response
+
+
+def _reset(request: web.Request) -> web.StreamResponse:
+    assert request.transport is not None
+    request.transport.abort()
+    return web.Response()
 
 
 @asynccontextmanager

@@ -17,6 +17,8 @@ from xds_server.config.mirror import to_policy
 from xds_server.config.problems import MISSING, ConfigError, Problem, join
 from xds_server.core.limits import Limit, Tenant, TenantName, Tenants
 from xds_server.core.model import (
+    Affinity,
+    AffinityPolicy,
     ClassName,
     Instance,
     InstanceId,
@@ -25,6 +27,7 @@ from xds_server.core.model import (
     ModelName,
     RequestClass,
     StaticAnswer,
+    Telemetry,
     Tier,
     TierName,
     Topology,
@@ -289,7 +292,7 @@ def _class(section: schema.ClassSection, index: int, count: int) -> RequestClass
 def _model(section: schema.ModelSection) -> Model:
     return Model(
         name=ModelName(section.name),
-        tiers=tuple(_tier(each, section.name) for each in section.tiers),
+        tiers=tuple(_tier(each, section) for each in section.tiers),
         domains=tuple(section.match.domains),
         prefix=section.match.prefix,
         names=tuple(section.match.models or ()),
@@ -317,18 +320,25 @@ def _tenants(section: schema.TenantsSection | None) -> Tenants | None:
     )
 
 
-def _tier(section: schema.TierSection, model: str) -> Tier:
+def _tier(section: schema.TierSection, model: schema.ModelSection) -> Tier:
     listed = section.instances
     answer = section.answer
     short = section.max_tokens
     return Tier(
+        affinity=_affinity(section.affinity),
+        health_path=section.health_path,
+        telemetry=Telemetry(section.telemetry or model.telemetry)
+        if section.answer is None
+        else Telemetry.AGENTS,
         name=TierName(section.name),
         # A static answer is no model's: clients shall see that in `x-served-model`.
-        serves=section.serves or (section.name if answer else model),
+        serves=section.serves or (section.name if answer else model.name),
         instances=tuple(_instance(each) for each in listed) if isinstance(listed, list) else (),
         discovers=isinstance(listed, schema.Discover),
         limit=_limit(section.limit),
-        max_tokens=MaxTokens(scale=short.scale, floor=short.floor) if short else None,
+        max_tokens=MaxTokens(scale=short.scale, floor=short.floor, when_absent=short.when_absent)
+        if short
+        else None,
         answer=StaticAnswer(
             status=answer.status, body=answer.json_, retry_after_s=answer.retry_after_s
         )
@@ -340,3 +350,14 @@ def _tier(section: schema.TierSection, model: str) -> Tier:
 def _instance(section: schema.InstanceSection) -> Instance:
     host, port = parse_address(section.address)
     return Instance(id=InstanceId(section.name), host=host, port=port, capacity=section.capacity)
+
+
+def _affinity(section: schema.AffinitySection | None) -> Affinity | None:
+    if section is None:
+        return None
+    return Affinity(
+        policy=AffinityPolicy(section.policy),
+        header=section.header.lower() if section.header else None,
+        cookie=section.cookie,
+        cookie_ttl_s=section.cookie_ttl_s,
+    )

@@ -95,6 +95,8 @@ def _annotated(name: str, kind: Any) -> Any:
         return kind
     if kind is bool:
         return Annotated[bool, Strict()]
+    if kind is str:
+        return Annotated[str, Field(pattern=r"^/")] if name == "path" else str
     if get_origin(kind) is UnionType:
         (inner,) = (each for each in get_args(kind) if each is not NoneType)
         return _annotated(name, inner) | None

@@ -78,6 +78,8 @@ PublicName = Annotated[str, Field(min_length=1, max_length=256)]
 HeaderName = Annotated[str, Field(pattern=HEADER_PATTERN, max_length=256)]
 Domain = Annotated[Text, AfterValidator(_is_domain)]
 
+TelemetryKind = Literal["agents", "orca"]
+
 PolicySection = mirror(Policy)
 
 
@@ -148,10 +150,12 @@ class Limit(RateLimit):
 
 
 class MaxTokensSection(Written):
-    """How `max_tokens` is shortened: max(floor, scale x asked)."""
+    """How `max_tokens` and `max_completion_tokens` are shortened: max(floor, scale x asked), never more than asked."""
 
     scale: Annotated[Ratio, Field(gt=0)] = 0.5
     floor: Annotated[Whole, Field(ge=1)] = 16
+    when_absent: Annotated[Whole, Field(ge=1)] | None = None
+    """The `max_tokens` of completions that ask for none; left out = they stay without."""
 
 
 class Answer(Written):
@@ -163,13 +167,26 @@ class Answer(Written):
     retry_after_s: Annotated[Whole, Field(ge=0)] | None = None
 
 
+class AffinitySection(Written):
+    """Requests of one session go to the same instance of the tier, where their prefix is cached."""
+
+    policy: Literal["maglev", "ring_hash"] = "maglev"
+    """maglev moves the fewest sessions when a weight changes."""
+    header: HeaderName | None = None
+    """Request header that names the session; a request without it goes by weight."""
+    cookie: Text | None = None
+    """The same by a cookie."""
+    cookie_ttl_s: Annotated[Number, Field(ge=0)] | None = None
+    """Proxies give clients without the cookie one that lives this long; 0 = until the client ends."""
+
+
 class TierSection(Written):
     """One level of a model's chain."""
 
     name: Name
     serves: Text | None = None
-    """What `x-served-model` says of this tier; left out = the model's own name. Bodies are passed on as they
-    are: every engine must answer to the name that clients send (vLLM: --served-model-name with several names)."""
+    """What this tier's engines call their model: the body's `model` is rewritten to it, and `x-served-model` says it.
+    Left out = the model's own name; bodies that cannot name another are then passed on as they are."""
     instances: (
         Annotated[
             Annotated[list[InstanceSection], Tag(LIST)] | Annotated[Discover, Tag(MAPPING)],
@@ -180,8 +197,15 @@ class TierSection(Written):
     """A list, or `{discover: agents}`."""
     limit: Limit = Field(default_factory=Limit)
     max_tokens: MaxTokensSection | None = None
-    """Read and kept for the rewriting of bodies; nothing shortens `max_tokens` yet."""
+    """Shorter answers from this tier; left out = as long as asked."""
     answer: Answer | None = None
+    affinity: AffinitySection | None = None
+    """Left out = every request goes by weight."""
+    health_path: Annotated[str, Field(pattern=r"^/")] | None = None
+    """What proxies ask this tier's engines for; left out = `policy.health.path`."""
+    telemetry: TelemetryKind | None = None
+    """`orca`: engines say their load in response headers (vLLM, Triton), besides or in place of agents;
+    left out = the model's."""
 
 
 class ModelSection(Written):
@@ -192,6 +216,8 @@ class ModelSection(Written):
     limit: RateLimit = Field(default_factory=RateLimit)
     """Of all its requests, whatever tier answers; the rest is refused with 429."""
     tiers: Annotated[list[TierSection], Field(min_length=1)]
+    telemetry: TelemetryKind = "agents"
+    """What tells the load of its tiers' engines; see there."""
 
 
 class ClassMatch(Written):

@@ -95,7 +95,10 @@ class HealthPolicy:
     unhealthy: int = 3
     """Failed checks in a row that take an endpoint out."""
     healthy: int = 2
-    """Passed checks in a row that bring it back."""
+    """Passed checks in a row that bring it back ..."""
+    return_s: float = 60.0
+    """... at a tenth of its weight, which grows to all of it over this time: the control plane, which would
+    have it ramp, may have seen nothing. 0 = at once. Without affinity only: Envoy has it for no other policy."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

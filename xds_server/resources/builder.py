@@ -44,7 +44,10 @@ class SnapshotBuilder:
         }
         self._fixed = {
             snapshot.CLUSTER: _snapshot_of(
-                snapshot.CLUSTER, cluster_resources(topology.models, policy.failures, capability)
+                snapshot.CLUSTER,
+                cluster_resources(
+                    topology.models, policy.failures, capability, health=policy.health
+                ),
             ),
             snapshot.LISTENER: _snapshot_of(
                 snapshot.LISTENER, listener_resources(topology, policy, capability)

@@ -14,6 +14,8 @@ from xds_server.resources.proto import duration, typed
 
 JITTER_PERCENT = 20
 """Proxies that started together do not go on asking together."""
+RETURN_PERCENT = 10
+"""Share of its weight with which an endpoint returns when only its check was failing."""
 _HOST = "localhost"
 """Envoy would name the cluster, whose `/` is no host name."""
 
@@ -53,3 +55,10 @@ def set_checks(cluster: Any, health: HealthPolicy, path: str | None) -> None:
     cluster.health_checks = [check]
     # Without, an instance that EDS no longer lists goes on getting requests until its check fails.
     cluster.ignore_health_on_host_removal = True
+    if health.return_s and cluster.lb_policy is typed.cluster.ClusterLbPolicy.ROUND_ROBIN:
+        cluster.round_robin_lb_config = typed.cluster.ClusterRoundRobinLbConfig(
+            slow_start_config=typed.cluster.ClusterSlowStartConfig(
+                slow_start_window=duration(health.return_s),
+                min_weight_percent=typed.type.Percent(value=RETURN_PERCENT),
+            )
+        )

@@ -7,10 +7,18 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from xds_server.core.model import Model, ModelName, StaticAnswer, Tier, TierName
+from xds_server.core.model import (
+    Affinity,
+    Model,
+    ModelName,
+    StaticAnswer,
+    Telemetry,
+    Tier,
+    TierName,
+)
 from xds_server.core.plan import TIER_WEIGHT_TOTAL
 from xds_server.core.policy import FailurePolicy
-from xds_server.resources import headers
+from xds_server.resources import affinity, headers, orca
 from xds_server.resources.capability import Capability
 from xds_server.resources.names import chain_name, cluster_name
 from xds_server.resources.proto import (
@@ -112,13 +120,18 @@ def _author_route(
             headers.add(headers.MODEL_ROUTE, headers.literal(model.name))
         ]
     route.response_headers_to_remove = [headers.RATE_LIMITED]
+    affinity.set_hash_policy(action, affinity.of(model))
+    if orca.is_wanted(model):
+        orca.set_headers(route)
     return route
 
 
 def model_routes(model: Model, failures: FailurePolicy, capability: Capability) -> list[Route]:
     """Return the routes of `author_routes`: shapes with this model's names set."""
     statics = tuple(tier.is_static for tier in model.tiers)
-    routes = [Route.FromString(shape) for shape in _route_shapes(statics, failures, capability)]
+    session, reports = affinity.of(model), orca.is_wanted(model)
+    shapes = _route_shapes(statics, failures, capability, session=session, reports=reports)
+    routes = [Route.FromString(shape) for shape in shapes]
     for route in routes:
         route.name = model.name
         route.match.prefix = model.prefix
@@ -132,10 +145,21 @@ def model_routes(model: Model, failures: FailurePolicy, capability: Capability) 
 
 @lru_cache(maxsize=16)
 def _route_shapes(
-    statics: tuple[bool, ...], failures: FailurePolicy, capability: Capability
+    statics: tuple[bool, ...],
+    failures: FailurePolicy,
+    capability: Capability,
+    *,
+    session: Affinity | None = None,
+    reports: bool = False,
 ) -> tuple[bytes, ...]:
     tiers = tuple(
-        Tier(name=TierName(""), serves="", answer=StaticAnswer() if is_static else None)
+        Tier(
+            name=TierName(""),
+            serves="",
+            answer=StaticAnswer() if is_static else None,
+            affinity=session,
+            telemetry=Telemetry.ORCA if reports else Telemetry.AGENTS,
+        )
         for is_static in statics
     )
     anyone = Model(name=ModelName(""), tiers=tiers)
