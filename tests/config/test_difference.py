@@ -47,7 +47,10 @@ def changed(*replacements: tuple[str, str]) -> list[str]:
         pytest.param(
             "max_tokens: {scale: 0.5, floor: 16}",
             "max_tokens: null",
-            [f'{CHAT}.tiers.fallback.max_tokens: {{"scale": 0.5, "floor": 16}} -> nothing'],
+            [
+                f'{CHAT}.tiers.fallback.max_tokens: {{"scale": 0.5, "floor": 16, "when_absent": null}}'
+                " -> nothing"
+            ],
             id="section-gone",
         ),
         pytest.param(

@@ -30,8 +30,15 @@ _NONE = "-"
 
 
 def renames(model: Model, tier: Tier) -> bool:
-    """Whether the tier's engines answer to another name than clients send."""
-    return not tier.is_static and tier.serves != model.name
+    """Whether requests may name another model than the tier's engines answer to.
+
+    A model without names of its own takes whatever name a request has. There, a tier that serves the model's
+    own name gets the request's: so an adapter of that tier's engines can be asked for.
+    """
+    if tier.is_static:
+        return False
+    strangers = bool(model.names) and model.is_default
+    return strangers or set(model.public_names) != {tier.serves}
 
 
 def is_rewritten(model: Model, tier: Tier) -> bool:
