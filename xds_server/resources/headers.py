@@ -21,6 +21,8 @@ DOWNGRADED = "x-model-downgraded"
 DEGRADE_REASON = "x-degrade-reason"
 MODEL_ROUTE = "x-model-route"
 """Which model route matched; the last net picks its answer by it."""
+ATTEMPTS = "x-attempt-count"
+"""How many tiers a proxy asked for this answer, the static one included; 0 = it asked none."""
 RATE_LIMITED = "x-envoy-ratelimited"
 """Envoy does not retry an answer that carries this. An engine behind a limiter of its own sends it, where it would
 keep requests from the next tier; a chain believes only its endpoints' metadata."""
@@ -68,6 +70,11 @@ def add(name: str, value: str, *, keep: bool = False) -> Any:
         header=typed.core.HeaderValue(key=name, value=value),
         append_action=action.ADD_IF_ABSENT if keep else action.OVERWRITE_IF_EXISTS_OR_ADD,
     )
+
+
+def attempts() -> Any:
+    """Return the instruction to say how many attempts an answer took."""
+    return add(ATTEMPTS, "%UPSTREAM_REQUEST_ATTEMPT_COUNT%")
 
 
 def literal(text: str) -> str:

@@ -1,7 +1,8 @@
-"""The last net: what is still a 5xx after every retry gets the static answer after all.
+"""The last net: what is still a 5xx or 429 after every retry gets the static answer after all.
 
 Few cases are left for it, because chains end in the static tier: chains longer than the retries
-reach, an overflow of the retry budget, a cluster that is not there yet.
+reach, an overflow of the retry budget, a cluster that is not there yet. Requests that forbid a fallback get an honest
+error instead (`no_fallback`).
 """
 
 from __future__ import annotations
@@ -12,69 +13,73 @@ from typing import Any
 from xds_server.core.model import Model, StaticAnswer, Tier
 from xds_server.core.policy import FailurePolicy
 from xds_server.resources import headers
-from xds_server.resources.answer import Dialect, whole
+from xds_server.resources import response_match as m
+from xds_server.resources.answer import Dialect, streamed, whole
+from xds_server.resources.no_fallback import honest_cases
 from xds_server.resources.proto import pack, typed
-from xds_server.resources.static_tier import JSON, answer_headers, served_name
+from xds_server.resources.static_tier import EVENTS, JSON, answer_headers, served_name
 
 
 def author_last_net(models: Iterable[Model], failures: FailurePolicy) -> list[Any]:
     """Return the filter as a list of one, or none if the policy or the models have no use for it.
 
-    The filter sees only the response, so it knows the model by the header that routes set, and it
-    answers in JSON to streaming clients too.
+    The filter sees only the response, so it knows the model by the header that routes set; whether to stream
+    it knows where the body was read (`failures.answer_timeout_s`), else it answers in JSON.
     """
-    actions = {
-        model.name: _action(model, tier, tier.answer)
+    nets = {
+        model.name: _net(model, tier, tier.answer)
         for model in models
         for tier in model.tiers
         if tier.answer is not None
     }
-    if not failures.static_on_5xx or not actions:
+    if not failures.static_on_5xx or not nets:
         return []
     x = typed.xds_matcher
-    is_5xx = x.MatcherMatcherListPredicate(
-        single_predicate=x.MatcherMatcherListPredicateSinglePredicate(
-            input=_extension("status", typed.matcher.HttpResponseStatusCodeClassMatchInput()),
-            value_match=x.StringMatcher(exact="5xx"),
+    model_header = typed.matcher.HttpResponseHeaderMatchInput(header_name=headers.MODEL_ROUTE)
+    by_model = x.Matcher(
+        matcher_tree=x.MatcherMatcherTree(
+            input=m.extension("model", model_header),
+            exact_match_map=x.MatcherMatcherTreeMatchMap(
+                map={name: x.MatcherOnMatch(matcher=net) for name, net in sorted(nets.items())}
+            ),
         )
     )
-    model_header = typed.matcher.HttpResponseHeaderMatchInput(header_name=headers.MODEL_ROUTE)
-    by_model = x.MatcherMatcherTree(
-        input=_extension("model", model_header),
-        exact_match_map=x.MatcherMatcherTreeMatchMap(
-            map={name: x.MatcherOnMatch(action=act) for name, act in sorted(actions.items())}
-        ),
-    )
-    answer = x.MatcherMatcherListFieldMatcher(
-        predicate=is_5xx, on_match=x.MatcherOnMatch(matcher=x.Matcher(matcher_tree=by_model))
-    )
-    matcher = x.Matcher(matcher_list=x.MatcherMatcherList(matchers=[answer]))
-    config = typed.custom_response.CustomResponse(custom_response_matcher=matcher)
+    failed = m.either(m.is_5xx(), m.is_engines_429())
+    cases = [*honest_cases(), m.when(failed, by_model)]
+    config = typed.custom_response.CustomResponse(custom_response_matcher=m.first_of(cases))
     return [
         typed.hcm.HttpFilter(name="envoy.filters.http.custom_response", typed_config=pack(config))
     ]
 
 
-def _action(model: Model, tier: Tier, answer: StaticAnswer) -> Any:
-    served = served_name(tier)
-    # A static answer that is itself a 5xx comes by here too: it keeps the reason that it has.
-    own = answer.status >= 500
+def _net(model: Model, tier: Tier, answer: StaticAnswer) -> Any:
+    """Author what a model's failed answers become: a stream for who asked for one, else JSON."""
+    x, served = typed.xds_matcher, served_name(tier)
+    text = whole(answer.body, dialect=Dialect.CHAT, model=served)
+    plain = _action(model, tier, text, JSON)
+    if not 200 <= answer.status < 300:  # an error is no stream: its readers expect JSON
+        return x.Matcher(on_no_match=x.MatcherOnMatch(action=plain))
+    events = streamed(answer.body, dialect=Dialect.CHAT, model=served)
+    matcher = m.first_of([m.when(m.asks_for_stream(), _action(model, tier, events, EVENTS))])
+    matcher.on_no_match = x.MatcherOnMatch(action=plain)
+    return matcher
+
+
+def _action(model: Model, tier: Tier, text: str, content_type: str) -> Any:
+    answer = tier.answer
+    assert answer is not None
+    # A static answer that is itself an error comes by here too: it keeps the reason that it has.
+    own = answer.status >= 500 or answer.status == 429
     added = [
-        *answer_headers(answer, JSON),
-        headers.add(headers.SERVED_MODEL, headers.literal(served)),
+        *answer_headers(answer, content_type),
+        headers.add(headers.SERVED_MODEL, headers.literal(served_name(tier))),
         headers.add(headers.DEGRADE_REASON, headers.FAILOVER, keep=own),
     ]
     if model.tiers.index(tier):
         added.append(headers.add(headers.DOWNGRADED, "true"))
     policy = typed.local_response.LocalResponsePolicy(
         status_code=answer.status,
-        body=typed.core.DataSource(
-            inline_string=whole(answer.body, dialect=Dialect.CHAT, model=served)
-        ),
+        body=typed.core.DataSource(inline_string=text),
         response_headers_to_add=added,
     )
-    return _extension("static", policy)
-
-
-def _extension(name: str, message: Any) -> Any:
-    return typed.xds_core.TypedExtensionConfig(name=name, typed_config=pack(message))
+    return m.extension("static", policy)

@@ -21,7 +21,12 @@ from envoy.config.cluster.v3.cluster_pb2 import Cluster
 from envoy.config.endpoint.v3.endpoint_components_pb2 import LbEndpoint
 from envoy.config.endpoint.v3.endpoint_pb2 import ClusterLoadAssignment
 from envoy.config.listener.v3.listener_pb2 import Listener
-from envoy.config.route.v3.route_components_pb2 import Route, VirtualHost, WeightedCluster
+from envoy.config.route.v3.route_components_pb2 import (
+    Route,
+    RouteAction,
+    VirtualHost,
+    WeightedCluster,
+)
 from envoy.config.route.v3.route_pb2 import RouteConfiguration
 from google.protobuf.message import Message
 
@@ -33,6 +38,7 @@ __all__ = [
     "Listener",
     "Message",
     "Route",
+    "RouteAction",
     "RouteConfiguration",
     "VirtualHost",
     "WeightedCluster",
@@ -72,7 +78,10 @@ class _Typed:
         "lua": "envoy.extensions.filters.http.lua.v3",
         "local_response": "envoy.extensions.http.custom_response.local_response_policy.v3",
         "matcher": "envoy.type.matcher.v3",
+        "metadata_matcher": "envoy.extensions.matching.input_matchers.metadata.v3",
         "mutation_rules": "envoy.config.common.mutation_rules.v3",
+        "network_inputs": "envoy.extensions.matching.common_inputs.network.v3",
+        "previous_hosts": "envoy.extensions.retry.host.previous_hosts.v3",
         "previous_priorities": "envoy.extensions.retry.priority.previous_priorities.v3",
         "protobuf": "google.protobuf",
         "route": "envoy.config.route.v3",

@@ -68,6 +68,9 @@ class RouteTable:
                 for shape in authored[model.name]:
                     route = host.routes.add()
                     route.CopyFrom(shape)
+                    if not route.route.HasField("weighted_clusters"):  # a strict route
+                        needs.add(route.route.cluster)
+                        continue
                     clusters = route.route.weighted_clusters.clusters
                     self._splits[model.name].occurrences.append(clusters)
                     needs.update(each.name for each in clusters)

@@ -21,6 +21,7 @@ from xds_server.core.policy import FailurePolicy
 from xds_server.resources import affinity, headers, orca
 from xds_server.resources.capability import Capability
 from xds_server.resources.names import chain_name, cluster_name
+from xds_server.resources.no_fallback import strict
 from xds_server.resources.proto import (
     Route,
     duration,
@@ -115,10 +116,11 @@ def _author_route(
     action.timeout = duration(0)  # the default of 15 s cuts streams
     action.idle_timeout = duration(patience.idle_s())
     action.retry_policy = _retry_policy(patience, capability)
+    route.response_headers_to_add = [headers.attempts()]
     if failures.static_on_5xx:
-        route.response_headers_to_add = [
+        route.response_headers_to_add.append(
             headers.add(headers.MODEL_ROUTE, headers.literal(model.name))
-        ]
+        )
     route.response_headers_to_remove = [headers.RATE_LIMITED]
     affinity.set_hash_policy(action, affinity.of(model))
     if orca.is_wanted(model):
@@ -139,8 +141,12 @@ def model_routes(model: Model, failures: FailurePolicy, capability: Capability) 
         for cluster, tier in zip(clusters, members(model, capability), strict=True):
             cluster.name = member_name(model, tier, capability)
         for header in route.response_headers_to_add:
-            header.header.value = headers.literal(model.name)
-    return routes
+            if header.header.key == headers.MODEL_ROUTE:
+                header.header.value = headers.literal(model.name)
+    if capability is Capability.GRPC or model.tiers[0].is_static:
+        return routes
+    first = cluster_name(model.name, model.tiers[0].name)
+    return [each for route in routes for each in (strict(route, first), route)]
 
 
 @lru_cache(maxsize=16)

@@ -1,0 +1,89 @@
+"""`x-no-fallback: true`: the model that was asked for, or an honest error.
+
+Beside every route of a model there is a strict one that leads to its first tier alone. A failed request may
+try another endpoint of that tier once. What is still an error is answered by the same filter as the last net,
+but with 429 or 503, a time to come back and the reason; never by another tier, never with a 200.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from xds_server.resources import headers
+from xds_server.resources import response_match as m
+from xds_server.resources.proto import Route, RouteAction, pack, to_upb, typed
+
+HEADER = "x-no-fallback"
+MARK = "; no-fallback"
+"""What the strict route adds to `x-model-route`: how the filter knows its answers."""
+RETRY_AFTER_S = 5
+"""When to come back after a fault: as long as Envoy's first ejection. After a 429 without a time of its own: 1."""
+RATE_LIMITED, OVERLOADED, FAULT = "rate_limited", "overloaded", "fault"
+
+
+def strict(route: Route, cluster: str) -> Route:
+    """Return the strict twin of a finished route, to be placed before it.
+
+    Args:
+        route: a route whose weights choose between chains.
+        cluster: the cluster of the first tier.
+    """
+    twin = Route.FromString(route.SerializeToString())
+    condition = twin.match.headers.add(name=HEADER)
+    condition.string_match.exact, condition.string_match.ignore_case = "true", True
+    twin.route.cluster = cluster
+    policy = twin.route.retry_policy
+    policy.retry_on = "5xx,reset,connect-failure"
+    del policy.retriable_status_codes[:]
+    policy.num_retries.value = min(1, policy.num_retries.value)
+    policy.ClearField("retry_priority")
+    policy.MergeFrom(_other_endpoint().retry_policy)
+    for header in twin.response_headers_to_add:
+        if header.header.key == headers.MODEL_ROUTE:
+            header.header.value += MARK
+    return twin
+
+
+def _other_endpoint() -> RouteAction:
+    r = typed.route
+    predicate = r.RetryPolicyRetryHostPredicate(
+        name="envoy.retry_host_predicates.previous_hosts",
+        typed_config=pack(typed.previous_hosts.PreviousHostsPredicate()),
+    )
+    policy = r.RetryPolicy(
+        retry_host_predicate=[predicate], host_selection_retry_max_attempts=5
+    )
+    return to_upb(RouteAction, r.RouteAction(retry_policy=policy))
+
+
+def honest_cases() -> list[Any]:
+    """Author the cases of the last net for the answers of strict routes, whatever the model."""
+    strict_route = m.header_ends(headers.MODEL_ROUTE, MARK)
+    overloaded = m.both(m.is_5xx(), m.header_is("x-envoy-overloaded", "true"))
+    cases = [
+        m.when(m.is_engines_429(), _action(429, RATE_LIMITED, 1, "is at its limit")),
+        m.when(overloaded, _action(503, OVERLOADED, 1, "has no room left")),
+        m.when(m.is_5xx(), _action(503, FAULT, RETRY_AFTER_S, "cannot answer right now")),
+    ]
+    return [m.when(strict_route, m.first_of(cases))]
+
+
+def _action(status: int, reason: str, retry_after_s: int, what: str) -> Any:
+    error = {
+        "message": f"The requested model {what}, and the request forbids a fallback ({HEADER}).",
+        "type": "rate_limit_error" if status == 429 else "server_error",
+        "param": None,
+        "code": reason,
+    }
+    policy = typed.local_response.LocalResponsePolicy(
+        status_code=status,
+        body=typed.core.DataSource(inline_string=json.dumps({"error": error})),
+        response_headers_to_add=[
+            headers.add("content-type", "application/json"),
+            headers.add("retry-after", "%RESP(retry-after)%"),
+            headers.add("retry-after", str(retry_after_s), keep=True),
+            headers.add(headers.DEGRADE_REASON, reason),
+        ],
+    )
+    return m.extension(reason, policy)

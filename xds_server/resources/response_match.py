@@ -1,0 +1,102 @@
+"""Conditions on a response, for filters that answer in its place."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from xds_server.resources import headers
+from xds_server.resources.names import METADATA
+from xds_server.resources.proto import pack, typed
+from xds_server.resources.request_facts import Fact
+
+
+def extension(name: str, message: Any) -> Any:
+    """Wrap a message the way matchers name their inputs and actions."""
+    return typed.xds_core.TypedExtensionConfig(name=name, typed_config=pack(message))
+
+
+def is_5xx() -> Any:
+    """Author "the status is a 5xx", an engine's or the proxy's own."""
+    return _single(
+        extension("status", typed.matcher.HttpResponseStatusCodeClassMatchInput()),
+        value_match=typed.xds_matcher.StringMatcher(exact="5xx"),
+    )
+
+
+def is_engines_429() -> Any:
+    """Author "a tier answered 429": a limiter of this proxy, which speaks for itself, names no tier."""
+    status = _single(
+        extension("status", typed.matcher.HttpResponseStatusCodeMatchInput()),
+        value_match=typed.xds_matcher.StringMatcher(exact="429"),
+    )
+    anything = typed.xds_matcher.RegexMatcher(
+        google_re2=typed.xds_matcher.RegexMatcherGoogleRe2(), regex=".+"
+    )
+    served = _header(headers.SERVED_MODEL, typed.xds_matcher.StringMatcher(safe_regex=anything))
+    return both(status, served)
+
+
+def header_ends(name: str, suffix: str) -> Any:
+    """Author "the response header ends so"."""
+    return _header(name, typed.xds_matcher.StringMatcher(suffix=suffix))
+
+
+def header_is(name: str, value: str) -> Any:
+    """Author "the response header is this"."""
+    return _header(name, typed.xds_matcher.StringMatcher(exact=value))
+
+
+def asks_for_stream() -> Any:
+    """Author "the request's body said `stream: true`", where it was read."""
+    network = typed.network_inputs
+    fact = network.DynamicMetadataInput(
+        filter=METADATA, path=[network.DynamicMetadataInputPathSegment(key=Fact.STREAM.value)]
+    )
+    is_true = typed.metadata_matcher.Metadata(value=typed.matcher.ValueMatcher(bool_match=True))
+    return _single(extension("stream", fact), custom_match=extension("true", is_true))
+
+
+def both(one: Any, other: Any) -> Any:
+    """Author "this and that"."""
+    x = typed.xds_matcher
+    return x.MatcherMatcherListPredicate(
+        and_matcher=x.MatcherMatcherListPredicatePredicateList(predicate=[one, other])
+    )
+
+
+def either(one: Any, other: Any) -> Any:
+    """Author "this or that"."""
+    x = typed.xds_matcher
+    return x.MatcherMatcherListPredicate(
+        or_matcher=x.MatcherMatcherListPredicatePredicateList(predicate=[one, other])
+    )
+
+
+def when(predicate: Any, then: Any) -> Any:
+    """Author one line of a list of cases.
+
+    Args:
+        predicate: the condition.
+        then: what to do, or a `Matcher` that looks further.
+    """
+    x = typed.xds_matcher
+    is_matcher = isinstance(then, x.Matcher)
+    on_match = x.MatcherOnMatch(matcher=then) if is_matcher else x.MatcherOnMatch(action=then)
+    return x.MatcherMatcherListFieldMatcher(predicate=predicate, on_match=on_match)
+
+
+def first_of(cases: list[Any]) -> Any:
+    """Author a list of cases of which the first that holds counts."""
+    x = typed.xds_matcher
+    return x.Matcher(matcher_list=x.MatcherMatcherList(matchers=cases))
+
+
+def _header(name: str, value: Any) -> Any:
+    given = typed.matcher.HttpResponseHeaderMatchInput(header_name=name)
+    return _single(extension("header", given), value_match=value)
+
+
+def _single(given: Any, **match: Any) -> Any:
+    x = typed.xds_matcher
+    single = x.MatcherMatcherListPredicateSinglePredicate(input=given, **match)
+    return x.MatcherMatcherListPredicate(single_predicate=single)
