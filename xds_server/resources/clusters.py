@@ -7,7 +7,7 @@ new connection pools. Each function authors one shape with typed messages.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -64,6 +64,8 @@ class TierTraits:
     affinity: Affinity | None = None
     reports: bool = False
     """Its engines' load reports are wanted."""
+    leads: bool = False
+    """It is the first tier: strict routes (`no_fallback`) name its cluster without a chain."""
 
     @classmethod
     def of(cls, tier: Tier, failures: FailurePolicy, health: HealthPolicy) -> TierTraits:
@@ -89,7 +91,7 @@ def cluster_resources(
         names = [cluster_name(model.name, tier.name) for tier in model.tiers]
         for index, (name, tier) in enumerate(zip(names, model.tiers, strict=True)):
             if not tier.is_static:
-                traits = TierTraits.of(tier, failures, health)
+                traits = replace(TierTraits.of(tier, failures, health), leads=index == 0)
                 yield _named(Cluster.FromString(_tier_shape(traits, capability)), name)
                 if capability is not Capability.GRPC:
                     rewrites = any_is_rewritten(model, model.tiers[index:])
@@ -155,7 +157,9 @@ def author_tier_cluster(name: str, *, traits: TierTraits, capability: Capability
         return cluster
     cluster.per_connection_buffer_limit_bytes = BUFFER_LIMIT_BYTES
     cluster.circuit_breakers = _breakers()
-    cluster.typed_extension_protocol_options = _http_options(idle_s=KEEP_ALIVE_S)
+    cluster.typed_extension_protocol_options = _http_options(
+        idle_s=KEEP_ALIVE_S, http_filters=chain_filters(0) if traits.leads else []
+    )
     cluster.common_lb_config = c.ClusterCommonLbConfig(
         # With panic, a fully ejected tier would be given requests instead of the next one.
         healthy_panic_threshold=typed.type.Percent(value=0),

@@ -51,9 +51,7 @@ def _other_endpoint() -> RouteAction:
         name="envoy.retry_host_predicates.previous_hosts",
         typed_config=pack(typed.previous_hosts.PreviousHostsPredicate()),
     )
-    policy = r.RetryPolicy(
-        retry_host_predicate=[predicate], host_selection_retry_max_attempts=5
-    )
+    policy = r.RetryPolicy(retry_host_predicate=[predicate], host_selection_retry_max_attempts=5)
     return to_upb(RouteAction, r.RouteAction(retry_policy=policy))
 
 
