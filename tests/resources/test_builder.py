@@ -38,7 +38,9 @@ def bodies(snapshot):
 
 def weights_of(snapshot, route=0):
     table = RouteConfiguration.FromString(snapshot.of_type(served.ROUTE).resources["llm"].body)
-    clusters = table.virtual_hosts[0].routes[route].route.weighted_clusters.clusters
+    actions = [each.route for each in table.virtual_hosts[0].routes]
+    weighted = [each for each in actions if each.HasField("weighted_clusters")]
+    clusters = weighted[route].weighted_clusters.clusters
     return {each.name: each.weight.value for each in clusters}
 
 
@@ -195,7 +197,8 @@ def test_a_model_that_is_only_static_has_one_member_and_no_retries():
 def test_a_route_needs_the_clusters_that_it_names():
     topology = a_topology()
     route = build(topology).build(a_plan(topology)).of_type(served.ROUTE).resources["llm"]
-    assert route.needs == {"chat/primary/chain", "chat/fallback/chain", "chat/static"}
+    chains = {"chat/primary/chain", "chat/fallback/chain", "chat/static"}
+    assert route.needs == chains | {"chat/primary"}, "the strict route leads to the tier itself"
 
 
 def test_without_the_last_net_nothing_of_it_is_served():

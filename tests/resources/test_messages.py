@@ -102,7 +102,7 @@ def test_a_cluster_with_names_set_equals_one_authored_with_them(capability):
                     final=model.name == "code",  # it answers 503
                 )
                 continue
-            traits = clusters.TierTraits.of(tier, FAILURES, HealthPolicy())
+            traits = clusters.TierTraits.of(tier, FAILURES, HealthPolicy(), leads=index == 0)
             expected[name] = clusters.author_tier_cluster(
                 name, traits=traits, capability=capability
             )

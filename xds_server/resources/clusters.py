@@ -7,7 +7,7 @@ new connection pools. Each function authors one shape with typed messages.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -68,7 +68,9 @@ class TierTraits:
     """It is the first tier: strict routes (`no_fallback`) name its cluster without a chain."""
 
     @classmethod
-    def of(cls, tier: Tier, failures: FailurePolicy, health: HealthPolicy) -> TierTraits:
+    def of(
+        cls, tier: Tier, failures: FailurePolicy, health: HealthPolicy, *, leads: bool
+    ) -> TierTraits:
         """Collect the traits of a tier."""
         return cls(
             failures=failures,
@@ -76,6 +78,7 @@ class TierTraits:
             health_path=tier.health_path if health.active else None,
             affinity=tier.affinity,
             reports=tier.telemetry is Telemetry.ORCA,
+            leads=leads,
         )
 
 
@@ -91,7 +94,7 @@ def cluster_resources(
         names = [cluster_name(model.name, tier.name) for tier in model.tiers]
         for index, (name, tier) in enumerate(zip(names, model.tiers, strict=True)):
             if not tier.is_static:
-                traits = replace(TierTraits.of(tier, failures, health), leads=index == 0)
+                traits = TierTraits.of(tier, failures, health, leads=index == 0)
                 yield _named(Cluster.FromString(_tier_shape(traits, capability)), name)
                 if capability is not Capability.GRPC:
                     rewrites = any_is_rewritten(model, model.tiers[index:])
