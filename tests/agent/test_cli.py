@@ -232,6 +232,8 @@ def test_check_runs_as_a_command_and_ends_with_1_for_problems():
 
 
 def test_check_judges_the_address_of_the_agents_own_pages_too():
-    done = CliRunner().invoke(cli.app, ["check", "--admin", "nowhere", "--instance", "a=http://h:1"])
+    done = CliRunner().invoke(
+        cli.app, ["check", "--admin", "nowhere", "--instance", "a=http://h:1"]
+    )
     assert done.exit_code == cli.EXIT_SETTINGS
     assert "admin: found 'nowhere', expected host:port, for example 127.0.0.1:9477" in done.output

@@ -58,7 +58,7 @@ def test_field_names_and_values_are_those_of_the_protocol():
     endpoint = endpoints[0]["lb_endpoints"][0]
     assert endpoint["metadata"]["filter_metadata"]["llm"]["model"] == "llama-3-70b"
     assert endpoint["health_status"] == "HEALTHY"
-    route = page["routes"]["resources"]["llm"]["resource"]["virtual_hosts"][0]["routes"][0]
+    route = page["routes"]["resources"]["llm"]["resource"]["virtual_hosts"][0]["routes"][1]
     assert route["route"]["retry_policy"]["retry_back_off"]["base_interval"] == "0.01s"
     weights = route["route"]["weighted_clusters"]["clusters"]
     assert [each["weight"] for each in weights] == [700, 200, 100]

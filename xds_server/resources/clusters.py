@@ -65,13 +65,16 @@ class TierTraits:
     reports: bool = False
     """Its engines' load reports are wanted."""
     leads: bool = False
-    """It is the first tier: strict routes (`no_fallback`) name its cluster without a chain."""
+    """It is the first tier: strict routes (`no_fallback`) name its cluster without a chain ..."""
+    rewrites: bool = False
+    """... and with bodies rewritten for it."""
 
     @classmethod
     def of(
-        cls, tier: Tier, failures: FailurePolicy, health: HealthPolicy, *, leads: bool
+        cls, model: Model, tier: Tier, *, failures: FailurePolicy, health: HealthPolicy
     ) -> TierTraits:
         """Collect the traits of a tier."""
+        leads = tier is model.tiers[0]
         return cls(
             failures=failures,
             health=health,
@@ -79,6 +82,7 @@ class TierTraits:
             affinity=tier.affinity,
             reports=tier.telemetry is Telemetry.ORCA,
             leads=leads,
+            rewrites=leads and any_is_rewritten(model, [tier]),
         )
 
 
@@ -94,7 +98,7 @@ def cluster_resources(
         names = [cluster_name(model.name, tier.name) for tier in model.tiers]
         for index, (name, tier) in enumerate(zip(names, model.tiers, strict=True)):
             if not tier.is_static:
-                traits = TierTraits.of(tier, failures, health, leads=index == 0)
+                traits = TierTraits.of(model, tier, failures=failures, health=health)
                 yield _named(Cluster.FromString(_tier_shape(traits, capability)), name)
                 if capability is not Capability.GRPC:
                     rewrites = any_is_rewritten(model, model.tiers[index:])
@@ -161,7 +165,8 @@ def author_tier_cluster(name: str, *, traits: TierTraits, capability: Capability
     cluster.per_connection_buffer_limit_bytes = BUFFER_LIMIT_BYTES
     cluster.circuit_breakers = _breakers()
     cluster.typed_extension_protocol_options = _http_options(
-        idle_s=KEEP_ALIVE_S, http_filters=chain_filters(0) if traits.leads else []
+        idle_s=KEEP_ALIVE_S,
+        http_filters=chain_filters(0, rewrites=traits.rewrites) if traits.leads else [],
     )
     cluster.common_lb_config = c.ClusterCommonLbConfig(
         # With panic, a fully ejected tier would be given requests instead of the next one.
