@@ -89,7 +89,7 @@ def model_plan(model: Model, *, tier_weights: tuple[int, int, int], weight: int)
                         weight=weight,
                         health=EndpointHealth.HEALTHY,
                         pressure=0.5,
-                        reason=REASON,
+                        basis=REASON,
                     )
                     for instance in tier.instances
                 ),

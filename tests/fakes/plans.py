@@ -92,7 +92,7 @@ def a_tier_plan(
             weight=(weights or {}).get(instance.id, 1000),
             health=(health or {}).get(instance.id, EndpointHealth.HEALTHY),
             pressure=None,
-            reason=a_reason(),
+            basis=a_reason(),
         )
         for instance in tier.instances
     )

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from math import inf
-from operator import is_not
+from operator import attrgetter, is_not
 from zlib import crc32
 
 from xds_server.core import events as happened
@@ -34,6 +34,7 @@ from xds_server.core.state import FleetState, InstanceState, ModelState, TierSta
 __all__ = ["evaluate", "initial_state", "observe", "retarget"]
 
 _HEALTHY = Level.HEALTHY
+_FRESHNESS = attrgetter("freshness")
 _News = list[tuple[int, int, Input]]
 """Tier, position and input, in order of arrival."""
 
@@ -156,13 +157,13 @@ def _take(
     states = list(model.tiers)
     is_same = True
     for number, instances in enumerate(renewed):
-        before = model.tiers[number]
-        if instances is None or not any(map(is_not, instances, before.instances)):
+        known = states[number]
+        if instances is None or not any(map(is_not, instances, known.instances)):
             continue
         is_same = False
-        states[number] = before.holding(tuple(instances))
+        states[number] = known.holding(tuple(instances))
         if not is_quiet:
-            events += _events(model, before, instances)
+            events += _events(model, known, instances)
     if is_same:
         return model
     due = min(model.deadline, due if is_quiet else now)
@@ -270,10 +271,8 @@ def _shaken(weighed: TierState, state: TierState) -> set[int]:
     """Return the positions whose telemetry was lost or has returned since the tier was last weighed."""
     if state.instances is weighed.instances:
         return set()
-    return {
-        position
-        for position, (before, after) in enumerate(
-            zip(weighed.instances, state.instances, strict=True)
-        )
-        if after.freshness is not before.freshness
-    }
+    before, after = map(_FRESHNESS, weighed.instances), map(_FRESHNESS, state.instances)
+    moved = list(map(is_not, before, after))
+    return (
+        {position for position, has_moved in enumerate(moved) if has_moved} if any(moved) else set()
+    )

@@ -107,7 +107,7 @@ def _tier(model: ModelPlan, tier: TierPlan) -> dict[str, Any]:
                 "id": instance.id,
                 "state": str(instance.state),
                 "weight": _weight(instance),
-                "rule": instance.reason.rule,
+                "rule": instance.rule,
             }
             for instance in tier.instances
         ],

@@ -299,7 +299,7 @@ def _published(state: InstanceState, node: _Node) -> InstancePlan:
         weight=node.get("weight").integer(low=1),
         health=EndpointHealth.HEALTHY if ceiling > 0.0 else EndpointHealth.UNHEALTHY,
         pressure=None,
-        reason=_RESTORED,
+        basis=_RESTORED,
     )
 
 

@@ -10,8 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from xds_server.core.model import InstanceId, ModelName, TierName
+from xds_server.core.model import ClassName, InstanceId, ModelName, TierName
 from xds_server.core.record import record
+from xds_server.core.sentences import SENTENCES
 
 TIER_WEIGHT_TOTAL = 1000
 """The tier weights of a model add up to this: a step of 0.1 %."""
@@ -64,6 +65,10 @@ class Reason:
     """The numbers that the rule looked at."""
 
 
+LoadBasis = tuple[str, float, float, float | None]
+"""Rule, capacity K, correction and the tier's mean pressure: all that the reason of an ordinary weight says."""
+
+
 @record
 class InstancePlan:
     """One endpoint as the proxies shall see it."""
@@ -77,10 +82,30 @@ class InstancePlan:
     """`load_balancing_weight`, at least 1; meaningless unless `health` is healthy."""
     health: EndpointHealth
     pressure: float | None
-    reason: Reason
+    basis: Reason | LoadBasis
+    """What `reason` is made of; ten thousand of these are made that nobody asks about."""
+
+    @property
+    def reason(self) -> Reason:
+        """Why it has its weight."""
+        basis = self.basis
+        if not isinstance(basis, tuple):
+            return basis
+        rule, slots, correction, mean = basis
+        inputs: dict[str, float | str] = {"slots": slots, "correction": correction}
+        if self.pressure is not None:
+            inputs["pressure"] = self.pressure
+        if mean is not None:
+            inputs["mean"] = mean
+        return Reason(rule=rule, text=SENTENCES[rule], inputs=inputs)
+
+    @property
+    def rule(self) -> str:
+        """The rule of `reason`."""
+        return self.basis[0] if isinstance(self.basis, tuple) else self.basis.rule
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class TierPlan:
     """One tier: its share of the model's requests, and the endpoints inside."""
 
@@ -101,12 +126,28 @@ class TierPlan:
     instances: tuple[InstancePlan, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
+class ClassPlan:
+    """One class of a model's requests."""
+
+    name: ClassName
+    demand_ratio: float
+    """Its share of the model's requests, as believed, 0-1."""
+    weights: tuple[int, ...]
+    """Its own weight of each tier, in chain order; they add up to `TIER_WEIGHT_TOTAL`."""
+    is_rejected: bool
+    """Proxies answer its requests with 429 for now, whatever its weights."""
+    reason: Reason
+
+
+@record
 class ModelPlan:
     """A model's tiers in chain order."""
 
     name: ModelName
     tiers: tuple[TierPlan, ...]
+    classes: tuple[ClassPlan, ...] = ()
+    """From most to least critical; none = all requests follow the weights of the tiers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,6 +20,7 @@ from xds_server.core.plan import (
     EndpointHealth,
     Event,
     FaultState,
+    Freshness,
     InstancePlan,
     Level,
     ModelPlan,
@@ -29,9 +30,11 @@ from xds_server.core.plan import (
 from xds_server.core.policy import WeightPolicy
 from xds_server.core.spill import TierShare
 from xds_server.core.state import InstanceState, ModelState, TierStep
+from xds_server.core.sentences import ABOVE_MEAN, BELOW_MEAN, EASING
 from xds_server.core.weights import allocate
 
 _HEALTHY = FaultState.HEALTHY
+_FRESH = Freshness.FRESH
 _SHOWN_PRESSURE = 0.1
 """A pressure is renewed when it moved by this much ..."""
 _SHOWN_RATIO = 0.25
@@ -241,6 +244,7 @@ def _instances(
     frozen = step.reading.frozen
     easing, corrections, slots = step.state.easing, step.state.corrections, step.slots
     mean = step.mean
+    is_plain = mean is not None and not frozen and not easing
     plans: list[InstancePlan] = []
     is_same = is_same_fleet
     for position, (state, before) in enumerate(zip(states, known, strict=True)):
@@ -248,13 +252,40 @@ def _instances(
             weight = integers[position]
         else:
             # News that moves no weight must not move the others' either: that would be a push.
-            weight = integers[position] if moved else before.weight
-            arrived = before.reason.rule == reasons.EASING and position not in easing
-            if weight == before.weight and not arrived and not _is_news(before, state):
+            was = before.weight
+            weight = integers[position] if moved else was
+            if (
+                weight == was
+                and not (step.arrived and before.rule == EASING and position not in easing)
+                and not _is_news(before, state)
+            ):
                 plans.append(before)
                 continue
         is_same = False
-        track = state.track
+        track, load, correction = state.track, state.pressure, corrections[position]
+        if (
+            is_plain
+            and load is not None
+            and correction != 1.0
+            and state.ceiling == 1.0
+            and state.freshness is _FRESH
+            and track.state is _HEALTHY
+        ):
+            # As `reasons.for_instance`, without the call: nearly all are like this.
+            rule = ABOVE_MEAN if correction < 1.0 else BELOW_MEAN
+            plans.append(
+                InstancePlan(
+                    state.instance.id,
+                    _HEALTHY,
+                    _FRESH,
+                    1.0,
+                    weight,
+                    _SERVES,
+                    load,
+                    (rule, slots[position], correction, mean),
+                )
+            )
+            continue
         if state.ceiling > 0.0:
             health = _SERVES
         elif track.state is FaultState.DRAINING:
@@ -269,9 +300,9 @@ def _instances(
                 state.ceiling,
                 weight,
                 health,
-                state.pressure,
+                load,
                 reasons.for_instance(
-                    state, slots[position], corrections[position], mean, frozen, position in easing
+                    state, slots[position], correction, mean, frozen, position in easing
                 ),
             )
         )
@@ -290,7 +321,7 @@ def _is_news(before: InstancePlan, state: InstanceState) -> bool:
         track.state is not before.state
         or state.freshness is not before.freshness
         or state.ceiling != before.ceiling
-        or (track.state is not _HEALTHY and track.cause != before.reason.rule)
+        or (track.state is not _HEALTHY and track.cause != before.rule)
     )
 
 

@@ -7,7 +7,17 @@ for ten thousand instances that nobody asks about.
 from __future__ import annotations
 
 from xds_server.core.faults import Track
-from xds_server.core.plan import FaultState, Freshness, Reason
+from xds_server.core.plan import FaultState, Freshness, LoadBasis, Reason
+from xds_server.core.sentences import (
+    ABOVE_MEAN,
+    BALANCED,
+    BELOW_MEAN,
+    BLIND,
+    EASING,
+    FROZEN,
+    HOLD,
+    LOAD_UNKNOWN,
+)
 from xds_server.core.state import InstanceState
 
 _NOW = {
@@ -41,16 +51,7 @@ _AFTER = {
 _HEALTHY = FaultState.HEALTHY
 _STALE = Freshness.HOLD
 _LOST = Freshness.BLIND
-BALANCED = "At its tier's mean pressure: the weight of its capacity."
-ABOVE_MEAN = "Busier than its tier's mean: less than the weight of its capacity."
-BELOW_MEAN = "Less busy than its tier's mean: more than the weight of its capacity."
-_LOAD_UNKNOWN = "Its load is unknown: the weight of its capacity."
-_HOLD = "Its telemetry is stale: the last correction is kept."
-_BLIND = "It sends no telemetry: the weight of its capacity, without a correction."
-_FROZEN = "More than half of its tier is blind: the whole tier keeps its corrections."
-EASING = "telemetry_easing"
-_EASING = "Its telemetry changed: the correction moves slowly to where it belongs."
-_THROTTLED = "The hardware throttles its GPU: it gets a part of its capacity."
+_THROTTLE = "gpu_throttled", "The hardware throttles its GPU: it gets a part of its capacity."
 _VRAM = "Its GPU memory is short: it gets a part of its capacity."
 
 
@@ -98,7 +99,7 @@ def for_instance(  # noqa: PLR0917  # by position: once per instance and publica
     mean: float | None,
     frozen: bool,
     easing: bool,
-) -> Reason:
+) -> Reason | LoadBasis:
     """Return why an instance has its weight.
 
     Args:
@@ -116,28 +117,28 @@ def for_instance(  # noqa: PLR0917  # by position: once per instance and publica
     if track.state is not _HEALTHY:
         return for_track(track, state.ceiling)
     load = state.pressure
-    inputs: dict[str, float | str] = {"slots": slots, "correction": correction}
-    if load is not None:
-        inputs["pressure"] = load
-    if mean is not None:
-        inputs["mean"] = mean
     if state.ceiling != 1.0:
-        inputs["ceiling"] = state.ceiling
-        if state.vram.latch.on:
-            return Reason(rule="vram_pressure", text=_VRAM, inputs=inputs)
-        return Reason(rule="gpu_throttled", text=_THROTTLED, inputs=inputs)
+        rule, text = ("vram_pressure", _VRAM) if state.vram.latch.on else _THROTTLE
+        inputs: dict[str, float | str] = {"slots": slots, "correction": correction}
+        if load is not None:
+            inputs["pressure"] = load
+        if mean is not None:
+            inputs["mean"] = mean
+        return Reason(rule=rule, text=text, inputs=inputs | {"ceiling": state.ceiling})
     if frozen:
-        return Reason(rule="tier_frozen", text=_FROZEN, inputs=inputs)
-    if state.freshness is _STALE:
-        return Reason(rule="telemetry_hold", text=_HOLD, inputs=inputs)
-    if easing:
-        return Reason(rule=EASING, text=_EASING, inputs=inputs)
-    if state.freshness is _LOST:
-        return Reason(rule="telemetry_blind", text=_BLIND, inputs=inputs)
-    if load is None or mean is None:
-        return Reason(rule="load_unknown", text=_LOAD_UNKNOWN, inputs=inputs)
-    if correction < 1.0:
-        return Reason("load_above_mean", ABOVE_MEAN, inputs)
-    if correction > 1.0:
-        return Reason("load_below_mean", BELOW_MEAN, inputs)
-    return Reason("load_balanced", BALANCED, inputs)
+        rule = FROZEN
+    elif state.freshness is _STALE:
+        rule = HOLD
+    elif easing:
+        rule = EASING
+    elif state.freshness is _LOST:
+        rule = BLIND
+    elif load is None or mean is None:
+        rule = LOAD_UNKNOWN
+    elif correction < 1.0:
+        rule = ABOVE_MEAN
+    elif correction > 1.0:
+        rule = BELOW_MEAN
+    else:
+        rule = BALANCED
+    return rule, slots, correction, mean

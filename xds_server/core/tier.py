@@ -21,6 +21,7 @@ from xds_server.core.state import InstanceState, TierState, TierStep
 _BLIND = Freshness.BLIND
 _FRESH = Freshness.FRESH
 _HOLD = Freshness.HOLD
+_NOBODY: frozenset[int] = frozenset()
 _EASE_STEP_S = 1.0
 """How often an easing correction moves: each move may be a push."""
 
@@ -43,6 +44,8 @@ class Sums(NamedTuple):
     """Whether an instance that serves is known to have a queue."""
     lag_s: float | None
     tripped: bool
+    deadline: float
+    """When an instance must be looked at though no sample came."""
 
 
 def step(state: TierState, shaken: set[int], policy: Policy, now: float) -> TierStep:
@@ -90,8 +93,7 @@ def step(state: TierState, shaken: set[int], policy: Policy, now: float) -> Tier
         round(k * instance.ceiling * factor * unit) or 1
         for k, instance, factor in zip(slots, state.instances, corrections, strict=True)
     ]
-    due = min([s.deadline for s in state.instances], default=inf)
-    due = min(due, levels.deadline(track, policy.kv))
+    due = min(sums.deadline, levels.deadline(track, policy.kv))
     if frozen_since is not None and now < frozen_since + policy.telemetry.blind_after_s:
         due = min(due, frozen_since + policy.telemetry.blind_after_s)
     if easing:
@@ -104,7 +106,7 @@ def step(state: TierState, shaken: set[int], policy: Policy, now: float) -> Tier
         running=sums.running,
         waiting=sums.waiting,
         pressure=sums.mean,
-        flows=tuple([s.flow for s in state.instances if s.flow is not None]),
+        flows=tuple([flow for s in state.instances if (flow := s.flow) is not None]),
         limit=state.tier.limit,
         is_static=state.tier.is_static,
         level=level,
@@ -161,7 +163,10 @@ def _add_up(instances: tuple[InstanceState, ...], slots: list[float]) -> Sums:
     running = waiting = 0.0
     knows_running = knows_waiting = queued = tripped = False
     serving = blind = lags = 0
+    due = inf
     for k, state in zip(slots, instances, strict=True):
+        if state.deadline < due:
+            due = state.deadline
         total += k
         share = k * state.ceiling
         if share <= 0.0:
@@ -208,6 +213,7 @@ def _add_up(instances: tuple[InstanceState, ...], slots: list[float]) -> Sums:
         queued,
         lag_s / lags if lags else None,
         tripped,
+        due,
     )
 
 
@@ -229,6 +235,22 @@ def _correct(
     lowest = max(policy.weights.correction_min, policy.weights.trickle_ratio)
     highest = policy.weights.correction_max
     corrections: list[float] = []
+    if frozen_since is None and mean is not None and not easing:
+        # Nearly always; as below, without what cannot be.
+        for instance, current in zip(state.instances, state.corrections, strict=True):
+            load = instance.pressure
+            if instance.freshness is _HOLD:
+                target = current
+            elif load is None or instance.ceiling <= 0.0:
+                target = 1.0
+            else:
+                target = 1.0 - gain * (load - mean)
+                if target < lowest:
+                    target = lowest
+                elif target > highest:
+                    target = highest
+            corrections.append(target)
+        return tuple(corrections), _NOBODY
     unreached: list[int] = []
     for position, (instance, current) in enumerate(
         zip(state.instances, state.corrections, strict=True)
