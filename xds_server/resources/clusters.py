@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from xds_server.core.model import Affinity, Model, Telemetry, Tier
+from xds_server.core.model import Affinity, Model, Tier
 from xds_server.core.policy import FailurePolicy, HealthPolicy
 from xds_server.resources import affinity, health, orca
 from xds_server.resources.capability import Capability
@@ -59,11 +59,9 @@ class TierTraits:
     """What of a tier and of the policy shapes its cluster, besides names."""
 
     failures: FailurePolicy
-    health: HealthPolicy = HealthPolicy()
+    health: HealthPolicy
     health_path: str | None = None
     affinity: Affinity | None = None
-    reports: bool = False
-    """Its engines' load reports are wanted."""
     leads: bool = False
     """It is the first tier: strict routes (`no_fallback`) name its cluster without a chain ..."""
     rewrites: bool = False
@@ -80,7 +78,6 @@ class TierTraits:
             health=health,
             health_path=tier.health_path if health.active else None,
             affinity=tier.affinity,
-            reports=tier.telemetry is Telemetry.ORCA,
             leads=leads,
             rewrites=leads and any_is_rewritten(model, [tier]),
         )
@@ -91,7 +88,7 @@ def cluster_resources(
     failures: FailurePolicy,
     capability: Capability,
     *,
-    health: HealthPolicy = HealthPolicy(),
+    health: HealthPolicy,
 ) -> Iterator[Resource]:
     """Yield every model's clusters and chains, in chain order."""
     for model in models:
@@ -104,6 +101,8 @@ def cluster_resources(
                     rewrites = any_is_rewritten(model, model.tiers[index:])
                     chain = Cluster.FromString(_chain_shape(index, capability, rewrites=rewrites))
                     _set_members(chain, names[index:], capability)
+                    if orca.is_wanted(model):
+                        orca.collect(chain)
                     yield _named(chain, chain_name(model.name, tier.name))
             elif capability is not Capability.GRPC:
                 static = Cluster.FromString(_static_shape(index, is_final(tier)))
@@ -188,8 +187,6 @@ def author_tier_cluster(name: str, *, traits: TierTraits, capability: Capability
     )
     affinity.set_policy(cluster, traits.affinity)
     health.set_checks(cluster, traits.health, traits.health_path)
-    if traits.reports:
-        orca.collect(cluster)
     return cluster
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from xds_server.core.model import Model, Telemetry
 from xds_server.resources import headers
+from xds_server.resources.proto import Cluster
 
 ASK = "endpoint-load-metrics-format"
 """The request header that asks for a report."""
@@ -24,9 +25,13 @@ METRICS = "named_metrics.*"
 """Where vLLM puts `kv_cache_usage_perc` and `num_requests_waiting`, Triton `kv_cache_utilization`."""
 
 
-def collect(cluster: Any) -> None:
-    """Let proxies pass on what the engines of a tier's authored cluster report."""
-    cluster.lrs_report_endpoint_metrics = [METRICS]
+def collect(chain: Cluster) -> None:
+    """Let proxies pass on what the engines behind a chain report.
+
+    Envoy asks the cluster that the route names, which is the chain; on a member it has no effect there (seen on
+    1.40). What is reported still says which member and endpoint it is of.
+    """
+    chain.lrs_report_endpoint_metrics.append(METRICS)
 
 
 def is_wanted(model: Model) -> bool:
