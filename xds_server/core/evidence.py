@@ -14,6 +14,7 @@ from collections import Counter, deque
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from itertools import accumulate
 from math import ceil, inf, log
 from typing import NamedTuple
 
@@ -120,10 +121,9 @@ def percentile(counts: Mapping[int, int], share: float) -> float | None:
     if not total:
         return None
     rank = max(1, ceil(share * total))
-    for number in sorted(counts):
-        rank -= counts[number]
-        if rank <= 0:
-            break
+    order = sorted(counts)
+    running = accumulate(counts[number] for number in order)
+    number = next(each for each, seen in zip(order, running, strict=True) if seen >= rank)
     upper = _LEAST_S * GROWTH ** min(number, len(_BOUNDS))
     return float(upper / GROWTH**0.5)
 

@@ -21,6 +21,7 @@ nothing is known. Decisions that the rules alone do not make obvious:
   which bounds how often it can flap.
 * A fault while draining does not count toward quarantine: that engine is expected to end.
 * A sleeping engine gets nothing, but it is not a fault that counts.
+* What proxies see of requests is evidence too: `witness.py` says who is believed when.
 """
 
 from __future__ import annotations
@@ -31,11 +32,17 @@ from hashlib import sha256
 from math import inf
 from typing import NamedTuple
 
+from xds_server.core.evidence import IN_ROW, RATE
 from xds_server.core.model import InstanceId
 from xds_server.core.plan import FaultState
 from xds_server.core.policy import RecoveryPolicy
 from xds_server.core.sample import EngineState, GpuHealth, Sample
 
+PROXY_CAUSES = frozenset({IN_ROW, RATE})
+"""Causes that only proxies saw."""
+WAS_FIRST = "proxies saw its requests fail before that"
+SERVED_S = 10.0
+"""For how long the proxies' word that requests succeed is evidence."""
 _LOADING_STAGE = -1
 _RAMPING = frozenset({FaultState.WARMING, FaultState.RECOVERING})
 
@@ -87,6 +94,10 @@ class Track:
     agent_drains: bool = False
     operator: str | None = None
     """Who drains it, with the reason; None when no operator does."""
+    served_at: float | None = None
+    """When proxies last said that its requests succeed; None when that is too long ago to count."""
+    seen: str = ""
+    """What proxies see of an instance that the agent took out: a clause, or nothing."""
 
     @property
     def is_ramping(self) -> bool:
@@ -97,6 +108,11 @@ class Track:
     def is_loading(self) -> bool:
         """Whether its engine loads and serves nothing yet."""
         return self.state is FaultState.WARMING and self.stage == _LOADING_STAGE
+
+    @property
+    def is_out_by_proxies(self) -> bool:
+        """Whether it is down for what proxies saw and the agent has not confirmed."""
+        return self.state is FaultState.DOWN and self.cause in PROXY_CAUSES
 
     @property
     def is_drained(self) -> bool:
@@ -175,10 +191,10 @@ def observe(track: Track, sample: Sample, context: Context) -> Track:
         track = replace(track, restarts=engine.restarts, agent_drains=sample.draining)
     if finding.condition in (Condition.FAULT, Condition.SLEEPING):
         counts = finding.condition is Condition.FAULT and not first
-        track = _fail(track, finding, context, count=1 if counts else 0)
+        track = fail(track, finding, context, count=1 if counts else 0)
     elif finding.condition is Condition.LOADING:
         track = _loading(track, finding, context, count=0 if first else 1)
-    elif restarted and (track.state is FaultState.HEALTHY or track.is_ramping):
+    elif restarted and (is_serving(track) or track.is_out_by_proxies):
         track = _restarted(track, finding, context, count=restarted)
     return settle(track, finding, context, fresh=True)
 
@@ -203,6 +219,9 @@ def settle(track: Track, finding: Finding | None, context: Context, *, fresh: bo
         The same object when nothing is due.
     """
     good = fresh and finding is not None and finding.condition is Condition.GOOD
+    knows = fresh and finding is not None and finding.condition is not Condition.UNKNOWN
+    if track.served_at is not None and context.now >= track.served_at + SERVED_S:
+        track = replace(track, served_at=None)
     if track.state is FaultState.QUARANTINED:
         if track.due_at is not None and context.now < track.due_at:
             return track
@@ -213,6 +232,11 @@ def settle(track: Track, finding: Finding | None, context: Context, *, fresh: bo
         return _drained(
             _ramp(track, FaultState.RECOVERING, track.cause, track.detail, context), context
         )
+    if track.is_out_by_proxies and not knows:
+        # Nobody but the proxies can tell, and they cannot without requests: a trial.
+        if context.now >= _blind_trial_at(track, context.policy):
+            return _trial(track, context)
+        return track if track.due_at is None else replace(track, due_at=None)
     if track.state is FaultState.DOWN:
         return _settle_down(track, context, good=good, silent=not fresh)
     if track.is_loading:
@@ -222,6 +246,7 @@ def settle(track: Track, finding: Finding | None, context: Context, *, fresh: bo
     elif track.is_ramping:
         # A newcomer without any telemetry has nothing but time to prove itself.
         proof = good or (finding is None and track.cause == "joined")
+        proof = proof or (not knows and track.served_at is not None)
         track = _timer(track, context, proof=proof)
         if track.due_at is not None and context.now >= track.due_at:
             track = _advance(track, context)
@@ -240,7 +265,9 @@ def deadline(track: Track, observed_at: float | None, policy: RecoveryPolicy) ->
         Monotonic seconds.
     """
     if track.due_at is not None:
-        return track.due_at
+        if track.served_at is None:
+            return track.due_at
+        return min(track.due_at, track.served_at + SERVED_S)
     if track.state is FaultState.DOWN or track.is_loading:
         return _trial_at(track, observed_at, policy)
     return inf
@@ -252,11 +279,22 @@ def expire(track: Track, observed_at: float | None, context: Context) -> Track:
         return track
     if track.due_at is not None or context.now < _trial_at(track, observed_at, context.policy):
         return track
+    return _trial(track, context)
+
+
+def _trial(track: Track, context: Context) -> Track:
     track = _ramp(track, FaultState.RECOVERING, "silent_trial", track.detail, context)
     return _drained(replace(track, due_at=None, left_s=track.hold_s), context)
 
 
+def _blind_trial_at(track: Track, policy: RecoveryPolicy) -> float:
+    """Return when an instance that only proxies took out gets a trial though no agent vouches for it."""
+    return track.since + _hold_s(track, policy)
+
+
 def _trial_at(track: Track, observed_at: float | None, policy: RecoveryPolicy) -> float:
+    if track.is_out_by_proxies:
+        return _blind_trial_at(track, policy)
     heard = track.since if observed_at is None else max(track.since, observed_at)
     return heard + policy.silent_down_s
 
@@ -271,7 +309,8 @@ def _settle_down(track: Track, context: Context, *, good: bool, silent: bool) ->
     if track.due_at is None:
         proof_s = track.left_s
         if proof_s is None:
-            proof_s = context.policy.hold_s if track.relapses else 0.0
+            is_doubted = track.relapses or track.is_out_by_proxies
+            proof_s = context.policy.hold_s if is_doubted else 0.0
         track = replace(track, due_at=context.now + proof_s, left_s=None)
     assert track.due_at is not None
     if context.now < track.due_at:
@@ -303,21 +342,34 @@ def _advance(track: Track, context: Context) -> Track:
     )
 
 
-def _fail(track: Track, finding: Finding, context: Context, *, count: int) -> Track:
+def fail(track: Track, finding: Finding, context: Context, *, count: int) -> Track:
+    """Take the instance out, or go on with another cause if it is out.
+
+    Args:
+        track: The instance so far.
+        finding: What is wrong with it.
+        context: Instance, policy and time.
+        count: How many faults this is toward quarantine, if the instance was serving.
+    """
+    if track.is_out_by_proxies:
+        # The agent confirms it: now it counts, as it would have if the agent had been first.
+        track = _count(track, context, count=count)
+        track = _enter(track, _out(track, context), finding.cause, finding.detail, context)
+        return seeing(track, WAS_FIRST)
     if track.state in (FaultState.DOWN, FaultState.QUARANTINED):
         if (track.cause, track.detail) == (finding.cause, finding.detail):
             return track
         return replace(track, cause=finding.cause, detail=finding.detail)
-    serving = track.state is FaultState.HEALTHY or track.is_ramping
-    track = _count(track, context, count=count if serving else 0)
+    track = _count(track, context, count=count if is_serving(track) else 0)
     return _enter(track, _out(track, context), finding.cause, finding.detail, context)
 
 
 def _loading(track: Track, finding: Finding, context: Context, *, count: int) -> Track:
-    if track.state in (FaultState.DOWN, FaultState.QUARANTINED) or track.is_loading:
+    is_out = track.state in (FaultState.DOWN, FaultState.QUARANTINED) or track.is_loading
+    if is_out and not track.is_out_by_proxies:
         return track
-    serving = track.state is FaultState.HEALTHY or track.is_ramping
-    track = _count(track, context, count=count if serving else 0)
+    counts = is_serving(track) or track.is_out_by_proxies
+    track = _count(track, context, count=count if counts else 0)
     out = _out(track, context)
     if out is FaultState.DOWN:
         track = _enter(track, FaultState.WARMING, finding.cause, finding.detail, context)
@@ -332,6 +384,16 @@ def _restarted(track: Track, finding: Finding, context: Context, *, count: int) 
     if track.relapses:
         return _enter(track, FaultState.DOWN, "engine_restarted", finding.detail, context)
     return _ramp(track, FaultState.WARMING, "engine_restarted", finding.detail, context)
+
+
+def is_serving(track: Track) -> bool:
+    """Whether it may get requests."""
+    return track.state is FaultState.HEALTHY or track.is_ramping
+
+
+def seeing(track: Track, clause: str) -> Track:
+    """Return the track with what proxies see of it, beside what its agent says."""
+    return track if track.seen == clause else replace(track, seen=clause)
 
 
 def _count(track: Track, context: Context, *, count: int) -> Track:
@@ -369,12 +431,14 @@ def _enter(track: Track, state: FaultState, cause: str, detail: str, context: Co
         due_at=ends,
         left_s=None,
         hold_s=0.0,
+        served_at=None,
+        seen="",
     )
 
 
 def _ramp(track: Track, state: FaultState, cause: str, detail: str, context: Context) -> Track:
     policy = context.policy
-    hold_s = min(policy.hold_max_s, policy.hold_s * 2.0 ** min(track.relapses, 32))
+    hold_s = _hold_s(track, policy)
     hold_s *= 1.0 + policy.jitter_ratio * _fraction(context.instance, track.episode)
     return replace(
         track,
@@ -387,7 +451,14 @@ def _ramp(track: Track, state: FaultState, cause: str, detail: str, context: Con
         left_s=None,
         hold_s=hold_s,
         episode=track.episode + 1,
+        served_at=None,
+        seen="",
     )
+
+
+def _hold_s(track: Track, policy: RecoveryPolicy) -> float:
+    """Return how long a stage is held after this many relapses, before the jitter."""
+    return min(policy.hold_max_s, policy.hold_s * 2.0 ** min(track.relapses, 32))
 
 
 def _fraction(instance: InstanceId, episode: int) -> float:
