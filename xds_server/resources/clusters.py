@@ -224,7 +224,7 @@ def author_chain(
 ) -> Any:
     """Author the chain that begins at tier `start`: attempt n goes to the n-th member that can serve."""
     c = typed.cluster
-    chain = c.Cluster(
+    return c.Cluster(
         name=name,
         connect_timeout=duration(CONNECT_TIMEOUT_S),
         lb_policy=c.ClusterLbPolicy.CLUSTER_PROVIDED,
@@ -236,9 +236,6 @@ def author_chain(
             http_filters=chain_filters(start, rewrites=rewrites)
         ),
     )
-    if rewrites:  # the filters hold a whole body; the members' own limit is not theirs
-        chain.per_connection_buffer_limit_bytes = BUFFER_LIMIT_BYTES
-    return chain
 
 
 def _http_options(*, idle_s: float | None = None, http_filters: Sequence[Any] = ()) -> Any:
