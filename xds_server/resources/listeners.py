@@ -16,12 +16,10 @@ from xds_server.resources.clusters import BUFFER_LIMIT_BYTES, ads
 from xds_server.resources.last_net import author_last_net
 from xds_server.resources.names import LISTENER_NAME, ROUTE_CONFIG_NAME
 from xds_server.resources.proto import Listener, pack, serialize, to_upb, typed
-from xds_server.resources.refusals import over_limit_replies
 from xds_server.resources.request_facts import STREAM, Reading, facts_filters, merge
 from xds_server.resources.rewrite import ROOM_BYTES
 from xds_server.resources.snapshot import Resource
 from xds_server.resources.static_tier import filter_chains, router, static_listener
-from xds_server.resources.token_cost import cost_readings
 
 
 def listener_resources(
