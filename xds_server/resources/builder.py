@@ -12,9 +12,11 @@ from xds_server.core.model import ModelName, Topology
 from xds_server.core.plan import ModelPlan, Plan
 from xds_server.core.policy import Policy
 from xds_server.resources import snapshot
+from xds_server.resources.admission import LimitTable
 from xds_server.resources.capability import Capability
 from xds_server.resources.clusters import cluster_resources
 from xds_server.resources.endpoints import EndpointTable
+from xds_server.resources.limit_routes import LimitRoutes
 from xds_server.resources.listeners import listener_resources
 from xds_server.resources.route_table import RouteTable
 from xds_server.resources.snapshot import Resource, Snapshot, TypeSnapshot
@@ -33,7 +35,9 @@ class SnapshotBuilder:
     def __init__(self, topology: Topology, policy: Policy, capability: Capability) -> None:
         self._models = {model.name: model for model in topology.models}
         self._plans: dict[ModelName, ModelPlan] = {}
-        self._routes = RouteTable(topology.models, policy.failures, capability)
+        has_limits = capability is not Capability.GRPC
+        limits = LimitRoutes(topology, policy.admission) if has_limits else None
+        self._routes = RouteTable(topology, policy.failures, capability, limits=limits)
         self._endpoints = {
             model.name: {
                 tier.name: EndpointTable(model, tier, policy.rewrite)
@@ -53,6 +57,9 @@ class SnapshotBuilder:
                 snapshot.LISTENER, listener_resources(topology, policy, capability)
             ),
         }
+        # As for a fleet of one proxy; whoever knows of more serves each its part instead.
+        if has_limits and (table := LimitTable(topology, policy.admission)):
+            self._fixed[snapshot.EXTENSION_CONFIG] = table.resources(1.0)
         self._snapshot: Snapshot | None = None
 
     def build(self, plan: Plan) -> Snapshot:

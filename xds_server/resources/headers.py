@@ -23,12 +23,16 @@ MODEL_ROUTE = "x-model-route"
 """Which model route matched; the last net picks its answer by it."""
 ATTEMPTS = "x-attempt-count"
 """How many tiers a proxy asked for this answer, the static one included; 0 = it asked none."""
+STATIC_TEMPLATE = "x-static-template"
+"""Which of a static tier's templates answered; see `static_routes`."""
 RATE_LIMITED = "x-envoy-ratelimited"
 """Envoy does not retry an answer that carries this. An engine behind a limiter of its own sends it, where it would
 keep requests from the next tier; a chain believes only its endpoints' metadata."""
 
 FAILOVER = "failover"
 """`x-degrade-reason` when Envoy left a failing tier by itself."""
+LIMITED = "rate_limited"
+"""`x-degrade-reason` of a 429 from a limiter."""
 
 
 def tier_metadata(

@@ -11,15 +11,23 @@ from typing import Any
 from xds_server.core.model import Topology
 from xds_server.core.policy import EvidencePolicy, FailurePolicy, Policy
 from xds_server.resources.access_log import attempt_log, request_log
+from xds_server.resources.admission import (
+    LIMITS,
+    counts_tokens,
+    limiter_filter,
+    limits_clients,
+)
 from xds_server.resources.capability import Capability
 from xds_server.resources.clusters import BUFFER_LIMIT_BYTES, ads
 from xds_server.resources.last_net import author_last_net
 from xds_server.resources.names import LISTENER_NAME, ROUTE_CONFIG_NAME
 from xds_server.resources.proto import Listener, pack, serialize, to_upb, typed
+from xds_server.resources.refusals import over_limit_replies
 from xds_server.resources.request_facts import STREAM, Reading, facts_filters, merge
 from xds_server.resources.rewrite import ROOM_BYTES
 from xds_server.resources.snapshot import Resource
 from xds_server.resources.static_tier import filter_chains, router, static_listener
+from xds_server.resources.token_cost import cost_readings
 
 
 def listener_resources(
@@ -53,13 +61,15 @@ def author_listener(
         address=topology.listener_host, port_value=topology.listener_port
     )
     http_filters = [
-        *facts_filters(merge(_readings(failures))),
+        *facts_filters(merge(_readings(topology, failures))),
+        *([limiter_filter(LIMITS)] if limits_clients(topology) else []),
         *author_last_net(topology.models, failures),
     ]
     manager = typed.hcm.HttpConnectionManager(
         stat_prefix=LISTENER_NAME,
         rds=_rds(),
         http_filters=[*http_filters, router(attempt_log(evidence))],
+        local_reply_config=over_limit_replies() if limits_clients(topology) else None,
         access_log=request_log(evidence),
         normalize_path=True,  # prefixes decide, so `/x/../v1/` may not pass for something else
     )
@@ -71,10 +81,12 @@ def author_listener(
     )
 
 
-def _readings(failures: FailurePolicy) -> Iterator[Reading]:
+def _readings(topology: Topology, failures: FailurePolicy) -> Iterator[Reading]:
     """Yield what the parts of the configuration need to know of a request's body."""
     if failures.answer_timeout_s is not None:
         yield STREAM
+    if counts_tokens(topology):
+        yield from cost_readings()
 
 
 def author_api_listener(name: str) -> Any:

@@ -18,6 +18,7 @@ from types import ModuleType
 from typing import Any, TypeVar
 
 from envoy.config.cluster.v3.cluster_pb2 import Cluster
+from envoy.config.core.v3.extension_pb2 import TypedExtensionConfig
 from envoy.config.endpoint.v3.endpoint_components_pb2 import LbEndpoint
 from envoy.config.endpoint.v3.endpoint_pb2 import ClusterLoadAssignment
 from envoy.config.listener.v3.listener_pb2 import Listener
@@ -28,6 +29,7 @@ from envoy.config.route.v3.route_components_pb2 import (
     WeightedCluster,
 )
 from envoy.config.route.v3.route_pb2 import RouteConfiguration
+from envoy.extensions.filters.http.local_ratelimit.v3.local_rate_limit_pb2 import LocalRateLimit
 from google.protobuf.message import Message
 
 __all__ = [
@@ -36,10 +38,12 @@ __all__ = [
     "ClusterLoadAssignment",
     "LbEndpoint",
     "Listener",
+    "LocalRateLimit",
     "Message",
     "Route",
     "RouteAction",
     "RouteConfiguration",
+    "TypedExtensionConfig",
     "VirtualHost",
     "WeightedCluster",
     "duration",
@@ -63,6 +67,7 @@ class _Typed:
         "accesslog": "envoy.config.accesslog.v3",
         "aggregate": "envoy.extensions.clusters.aggregate.v3",
         "buffer": "envoy.extensions.filters.http.buffer.v3",
+        "cel_filter": "envoy.extensions.access_loggers.filters.cel.v3",
         "cluster": "envoy.config.cluster.v3",
         "composite": "envoy.extensions.clusters.composite.v3",
         "core": "envoy.config.core.v3",
@@ -75,15 +80,18 @@ class _Typed:
         "http_options": "envoy.extensions.upstreams.http.v3",
         "json_to_metadata": "envoy.extensions.filters.http.json_to_metadata.v3",
         "listener": "envoy.config.listener.v3",
+        "local_ratelimit": "envoy.extensions.filters.http.local_ratelimit.v3",
         "lua": "envoy.extensions.filters.http.lua.v3",
         "local_response": "envoy.extensions.http.custom_response.local_response_policy.v3",
         "matcher": "envoy.type.matcher.v3",
         "metadata_matcher": "envoy.extensions.matching.input_matchers.metadata.v3",
+        "metadata": "envoy.type.metadata.v3",
         "mutation_rules": "envoy.config.common.mutation_rules.v3",
         "network_inputs": "envoy.extensions.matching.common_inputs.network.v3",
         "previous_hosts": "envoy.extensions.retry.host.previous_hosts.v3",
         "previous_priorities": "envoy.extensions.retry.priority.previous_priorities.v3",
         "protobuf": "google.protobuf",
+        "ratelimit": "envoy.extensions.common.ratelimit.v3",
         "route": "envoy.config.route.v3",
         "router": "envoy.extensions.filters.http.router.v3",
         "type": "envoy.type.v3",

@@ -21,13 +21,14 @@ TITLES = {
     served.ENDPOINT: "endpoints",
     served.LISTENER: "listeners",
     served.ROUTE: "routes",
+    served.EXTENSION_CONFIG: "limiters",
 }
 
 
 def render(snapshot: Snapshot) -> dict[str, Any]:
     """Return `{"clusters": {"version": ..., "resources": {name: {"version", "resource"}}}, ...}`.
 
-    A type that is not among the four sections appears under its type URL.
+    A type that is not among these sections appears under its type URL.
     """
     return {
         TITLES.get(kind.type_url, kind.type_url): {

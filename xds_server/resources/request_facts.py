@@ -31,6 +31,7 @@ class Fact(StrEnum):
     MODEL = "model"
     MAX_TOKENS = "max_tokens"
     MAX_COMPLETION_TOKENS = "max_completion_tokens"
+    CHOICES = "n"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

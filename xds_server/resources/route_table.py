@@ -5,93 +5,129 @@ A plan only changes weights and reasons; everything else was authored by `routes
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import pairwise
 
-from xds_server.core.model import Model, ModelName, TierName
-from xds_server.core.plan import TIER_WEIGHT_TOTAL, ModelPlan, TierPlan
+from xds_server.core.model import Model, ModelName, RequestClass, TierName, Topology
+from xds_server.core.plan import TIER_WEIGHT_TOTAL, ClassPlan, ModelPlan, TierPlan
 from xds_server.core.policy import FailurePolicy
 from xds_server.resources import headers
 from xds_server.resources.capability import Capability
+from xds_server.resources.limit_routes import LimitRoutes
+from xds_server.resources.model_list import longest_body, model_list_routes
+from xds_server.resources.model_routing import conditions, not_found_routes, reachable_models
 from xds_server.resources.names import ROUTE_CONFIG_NAME
 from xds_server.resources.proto import (
     UINT32_MAX,
     Route,
     RouteConfiguration,
+    VirtualHost,
     WeightedCluster,
     serialize,
     to_upb,
     typed,
 )
+from xds_server.resources.request_classes import (
+    SHED,
+    in_order,
+    rejection,
+    rejects_any,
+    set_rejecting,
+)
 from xds_server.resources.routes import group_by_domains, members, model_routes
 from xds_server.resources.snapshot import Resource
+from xds_server.resources.static_tier import BODY_LIMIT_BYTES
 
 
 @dataclass(slots=True)
 class _Split:
-    """The weighted clusters of one model, in all of its routes."""
+    """The weighted clusters of one model, or of one class of its requests, in all of its routes."""
 
     tiers: tuple[TierName, ...]
     chain: tuple[TierName, ...]
-    occurrences: list[Sequence[WeightedCluster.ClusterWeight]]
+    request_class: RequestClass | None
+    authored: list[Route]
+    occurrences: list[Sequence[WeightedCluster.ClusterWeight]] = field(default_factory=list)
+    rejections: list[Route] = field(default_factory=list)
     numbers: tuple[tuple[int, str], ...] = ()
+    is_rejecting: bool = False
+
+    @property
+    def class_name(self) -> str:
+        """The class's name; empty without classes."""
+        return "" if self.request_class is None else self.request_class.name
+
+    @property
+    def needs(self) -> Iterator[str]:
+        """The clusters that its routes name."""
+        for route in self.authored:
+            if route.route.HasField("weighted_clusters"):
+                yield from (each.name for each in route.route.weighted_clusters.clusters)
+            else:  # a strict route
+                yield route.route.cluster
 
 
 class RouteTable:
     """The route configuration, patched in place. Not for use by two threads at once."""
 
     def __init__(
-        self, models: Sequence[Model], failures: FailurePolicy, capability: Capability
+        self,
+        topology: Topology,
+        failures: FailurePolicy,
+        capability: Capability,
+        *,
+        limits: LimitRoutes | None = None,
     ) -> None:
-        authored: dict[ModelName, list[Route]] = {}
-        self._splits: dict[ModelName, _Split] = {}
-        for model in models:
-            reachable = members(model, capability)
-            if not reachable:
-                continue
-            authored[model.name] = model_routes(model, failures, capability)
-            self._splits[model.name] = _Split(
-                tiers=tuple(tier.name for tier in reachable),
-                chain=tuple(tier.name for tier in model.tiers),
-                occurrences=[],
-            )
+        self._splits: dict[ModelName, list[_Split]] = {}
+        for model in topology.models:
+            splits = _author(model, topology.classes, failures, capability=capability)
+            if splits:
+                self._splits[model.name] = splits
         config = typed.route.RouteConfiguration(
             name=ROUTE_CONFIG_NAME, ignore_port_in_host_matching=True
         )
         self._table = to_upb(RouteConfiguration, config)
         needs: set[str] = set()
-        routed = [model for model in models if model.name in authored]
+        routed = [model for model in topology.models if model.name in self._splits]
         for domains, sharing in group_by_domains(routed).items():
             host = self._table.virtual_hosts.add(name=domains[0], domains=domains)
-            for model in sharing:
-                for shape in authored[model.name]:
-                    route = host.routes.add()
-                    route.CopyFrom(shape)
-                    if not route.route.HasField("weighted_clusters"):  # a strict route
-                        needs.add(route.route.cluster)
-                        continue
-                    clusters = route.route.weighted_clusters.clusters
-                    self._splits[model.name].occurrences.append(clusters)
-                    needs.update(each.name for each in clusters)
+            if topology.lists_models and capability is not Capability.GRPC:
+                host.routes.extend(model_list_routes(sharing))
+            for model in reachable_models(sharing, capability):
+                if limits is not None:
+                    host.routes.extend(limits.refusals(model, conditions(model)))
+                for split in self._splits[model.name]:
+                    for route in _place(split, host):
+                        if limits is not None:
+                            limits.mark(route, model, split.class_name)
+                    needs.update(split.needs)
+            host.routes.extend(not_found_routes(sharing, capability))
+        longest = longest_body(self._table)
+        if longest > BODY_LIMIT_BYTES:
+            self._table.max_direct_response_body_size_bytes.value = longest
         self._needs = frozenset(needs)
         self._resource: Resource | None = None
 
     def apply(self, plan: ModelPlan) -> None:
         """Set a model's weights and reasons."""
-        split = self._splits.get(plan.name)
-        if split is None:
-            return
-        numbers = _numbers(plan, split)
-        if numbers == split.numbers:
-            return
-        split.numbers = numbers
-        for clusters in split.occurrences:
-            for cluster, (weight, reason) in zip(clusters, numbers, strict=True):
-                cluster.weight.value = weight
-                for header in cluster.response_headers_to_add:
-                    header.header.value = reason
-        self._resource = None
+        for split in self._splits.get(plan.name, ()):
+            given = _class_plan(plan, split.request_class)
+            if given is not None and given.is_rejected != split.is_rejecting:
+                split.is_rejecting = given.is_rejected
+                for route in split.rejections:
+                    set_rejecting(route, rejecting=given.is_rejected)
+                self._resource = None
+            numbers = _numbers(plan, split, given)
+            if numbers == split.numbers:
+                continue
+            split.numbers = numbers
+            for clusters in split.occurrences:
+                for cluster, (weight, reason) in zip(clusters, numbers, strict=True):
+                    cluster.weight.value = weight
+                    for header in cluster.response_headers_to_add:
+                        header.header.value = reason
+            self._resource = None
 
     def resource(self) -> Resource:
         """Return the table as it is now; the same object while nothing changes."""
@@ -100,15 +136,67 @@ class RouteTable:
         return self._resource
 
 
-def _numbers(plan: ModelPlan, split: _Split) -> tuple[tuple[int, str], ...]:
+def _author(
+    model: Model,
+    classes: Sequence[RequestClass],
+    failures: FailurePolicy,
+    *,
+    capability: Capability,
+) -> list[_Split]:
+    """Author a model's routes, for each class of requests apart, in the order in which they match."""
+    reachable = members(model, capability)
+    if not reachable:
+        return []
+    return [
+        _Split(
+            tiers=tuple(tier.name for tier in reachable),
+            chain=tuple(tier.name for tier in model.tiers),
+            request_class=each,
+            authored=model_routes(model, failures, capability, each),
+        )
+        for each in in_order(classes, capability) or (None,)
+    ]
+
+
+def _place(split: _Split, host: VirtualHost) -> Iterator[Route]:
+    """Add the routes of a split to a virtual host; yield those that lead to a cluster."""
+    if split.request_class is not None and rejects_any([split.request_class]):
+        # The last route has no condition besides those of model and class.
+        rejecting = host.routes.add()
+        rejecting.CopyFrom(rejection(split.authored[-1]))
+        split.rejections.append(rejecting)
+    for shape in split.authored:
+        route = host.routes.add()
+        route.CopyFrom(shape)
+        if route.route.HasField("weighted_clusters"):
+            split.occurrences.append(route.route.weighted_clusters.clusters)
+        yield route
+
+
+def _class_plan(plan: ModelPlan, request_class: RequestClass | None) -> ClassPlan | None:
+    """Return what the plan says of a class; a plan without classes gives all the tiers' own weights."""
+    if request_class is None:
+        return None
+    return next((each for each in plan.classes if each.name == request_class.name), None)
+
+
+def _numbers(
+    plan: ModelPlan, split: _Split, given: ClassPlan | None
+) -> tuple[tuple[int, str], ...]:
     """Return weight and reason per member.
 
     A route of which nothing may be sent anywhere is refused by proxies, together with every other
     model's; then the first chain gets all, and Envoy walks down from there by itself.
     """
     by_name = {tier.name: tier for tier in plan.tiers}
-    weights = positive_sum([by_name[name].weight for name in split.tiers])
     reasons = _reasons(by_name, split.chain)
+    if given is None:
+        weights = positive_sum([by_name[name].weight for name in split.tiers])
+    else:
+        own = dict(zip(split.chain, given.weights, strict=True))
+        weights = positive_sum([own[name] for name in split.tiers])
+        if given.reason.rule == SHED:
+            reasons = dict.fromkeys(reasons, SHED)
     return tuple(
         (weight, reasons[name] if weight else "")
         for name, weight in zip(split.tiers, weights, strict=True)

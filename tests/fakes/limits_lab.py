@@ -1,0 +1,169 @@
+"""Limits on a real Envoy: one engine per tier, the real xDS server, any number of proxies.
+
+async with limits_lab(tmp_path, limit=Limit(tokens_per_second=1000)) as lab:
+    answer = await lab.ask(b'{"max_tokens": 100}')
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from tests.fakes.envoy import RealEnvoy, running_envoy
+from tests.fakes.plans import a_model, a_plan, a_static_tier, a_tier, a_topology
+from tests.fakes.scripted_engine import ScriptedEngine, scripted_engine
+from tests.xds.wire import serving
+from xds_server.core.limits import Limit, Tenants
+from xds_server.core.model import RequestClass, Topology
+from xds_server.core.policy import AdmissionPolicy, FailurePolicy, Policy
+from xds_server.resources.bootstrap import bootstrap
+from xds_server.resources.builder import SnapshotBuilder
+from xds_server.resources.capability import Capability
+from xds_server.xds.cache import SnapshotCache
+from xds_server.xds.server import XdsServer
+
+CHAT = "/v1/chat/completions"
+JSON = {"content-type": "application/json"}
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What a client got; header names in lower case."""
+
+    status: int
+    text: str
+    headers: dict[str, str]
+
+    @property
+    def served(self) -> str | None:
+        return self.headers.get("x-served-model")
+
+    @property
+    def error(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(self.text)["error"]
+        return found
+
+
+class LimitsLab:
+    """The parts, and short ways to use them."""
+
+    def __init__(
+        self,
+        *,
+        topology: Topology,
+        policy: Policy,
+        cache: SnapshotCache,
+        xds: XdsServer,
+        big: ScriptedEngine,
+        small: ScriptedEngine,
+        session: aiohttp.ClientSession,
+    ) -> None:
+        self.topology = topology
+        self.cache = cache
+        self.xds = xds
+        self.big = big
+        self.small = small
+        self.session = session
+        self.envoys: dict[str, RealEnvoy] = {}
+        self.ports: dict[str, int] = {}
+        self.builder = SnapshotBuilder(topology, policy, Capability.COMPOSITE)
+
+    def plan(self, split: Sequence[int] | None = None, **numbers: Any) -> None:
+        """Push a plan; see `tests.fakes.plans.a_model_plan`."""
+        plan = a_plan(self.topology, split, **numbers)
+        self.cache.publish(Capability.COMPOSITE, self.builder.build(plan))
+
+    async def ask(
+        self,
+        body: Any = b"{}",
+        *,
+        headers: dict[str, str] | None = None,
+        path: str = CHAT,
+        proxy: str = "one",
+    ) -> Reply:
+        """Send one request through a proxy; bytes and async generators are sent as they are."""
+        url = f"http://127.0.0.1:{self.ports[proxy]}{path}"
+        sent = JSON if headers is None else headers
+        async with self.session.post(
+            url, data=body, headers=sent, skip_auto_headers=["content-type"]
+        ) as response:
+            text = await response.text()
+            found = {name.lower(): value for name, value in response.headers.items()}
+            return Reply(response.status, text, found)
+
+    async def ask_at_once(self, count: int, body: bytes = b"{}", **question: Any) -> list[Reply]:
+        """Ask at the same time."""
+        return await asyncio.gather(*(self.ask(body, **question) for _ in range(count)))
+
+    async def assert_all_accepted(self) -> None:
+        """Assert that every Envoy took everything it was sent, and complains of nothing."""
+        for envoy in self.envoys.values():
+            assert await envoy.rejected() == {}
+            assert "hits_addend" not in envoy.log()
+            assert "envoy bug" not in envoy.log().lower()
+
+
+@asynccontextmanager
+async def limits_lab(
+    directory: Path,
+    *,
+    limit: Limit | None = None,
+    fallback: Limit | None = None,
+    primary: Limit | None = None,
+    tenants: Tenants | None = None,
+    classes: tuple[RequestClass, ...] = (),
+    admission: AdmissionPolicy | None = None,
+    proxies: Sequence[str] = ("one",),
+    delta: bool = False,
+) -> AsyncIterator[LimitsLab]:
+    """Run a chain of a 70B, an 8B and a static answer with limits, behind one proxy per name."""
+    policy = Policy(
+        failures=FailurePolicy(header_timeout_s=1.0, answer_timeout_s=None),
+        admission=admission or AdmissionPolicy(largest_request_tokens=1),
+    )
+    async with AsyncExitStack() as stack:
+        big, small = ScriptedEngine("llama-3-70b"), ScriptedEngine("llama-3-8b")
+        for engine in (big, small):
+            await stack.enter_async_context(scripted_engine(engine))
+        model = a_model(
+            tiers=[
+                replace(a_tier("primary", "llama-3-70b", [big.port]), limit=primary or Limit()),
+                replace(a_tier("fallback", "llama-3-8b", [small.port]), limit=fallback or Limit()),
+                a_static_tier(),
+            ]
+        )
+        model = replace(model, limit=limit or Limit())
+        topology = replace(a_topology(model), tenants=tenants, classes=classes)
+        cache = SnapshotCache()
+        xds, port = await stack.enter_async_context(serving(cache))
+        session = await stack.enter_async_context(
+            aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(limit=0), timeout=aiohttp.ClientTimeout(total=30)
+            )
+        )
+        lab = LimitsLab(
+            topology=topology,
+            policy=policy,
+            cache=cache,
+            xds=xds,
+            big=big,
+            small=small,
+            session=session,
+        )
+        lab.plan()
+        for name in proxies:
+            config = bootstrap(
+                node_id=name, cluster="test", xds_host="127.0.0.1", xds_port=port, delta=delta
+            )
+            lab.envoys[name] = await stack.enter_async_context(
+                running_envoy(config, directory / name)
+            )
+            lab.ports[name] = await lab.envoys[name].listener_port("llm")
+        yield lab

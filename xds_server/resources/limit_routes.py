@@ -1,0 +1,46 @@
+"""What limits add to the routes: which model and class a request counts for, and what is refused before."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from xds_server.core.model import Model, Topology
+from xds_server.core.policy import AdmissionPolicy
+from xds_server.resources.admission import TOKENS_HEADER, counts_tokens, limits_clients
+from xds_server.resources.limit_rules import CLASS, COUNTED, MODEL, YES, Unit, tier_rules
+from xds_server.resources.names import METADATA
+from xds_server.resources.proto import Route
+from xds_server.resources.refusals import uncounted_routes
+from xds_server.resources.token_cost import cost_command
+
+_OVERWRITE = 2
+"""`HeaderValueOption.OVERWRITE_IF_EXISTS_OR_ADD`: a client's own word is not believed."""
+
+
+class LimitRoutes:
+    """The part that limits have in the routes of one topology."""
+
+    def __init__(self, topology: Topology, policy: AdmissionPolicy) -> None:
+        self._topology = topology
+        self._cost = cost_command(policy)
+        self._marks = limits_clients(topology)
+
+    def refusals(self, model: Model, conditions: Sequence[Any]) -> list[Route]:
+        """Return the routes that come before a model's own; `conditions` on the body make requests its."""
+        if not counts_tokens(self._topology, model):
+            return []
+        return uncounted_routes(model.prefix, conditions)
+
+    def mark(self, route: Route, model: Model, class_name: str = "") -> None:
+        """Say on a route whose requests it carries, and have it tell the tiers' limiters what they cost."""
+        if self._marks:
+            fields = route.metadata.filter_metadata[METADATA].fields
+            fields[MODEL].string_value = model.name
+            fields[COUNTED].string_value = YES
+            if class_name:
+                fields[CLASS].string_value = class_name
+        rules = [rule for tier in model.tiers for rule in tier_rules(tier)]
+        if any(rule.unit is Unit.TOKENS for rule in rules):
+            option = route.request_headers_to_add.add(append_action=_OVERWRITE)
+            option.header.key, option.header.value = TOKENS_HEADER, self._cost

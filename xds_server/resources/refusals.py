@@ -1,0 +1,80 @@
+"""What clients are told when they are not admitted, in the form of OpenAI's errors.
+
+Over a limit: 429 with `retry-after`. A request whose cost nobody can tell: 400, before it is routed anywhere, so
+that what cannot be counted cannot pass uncounted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from xds_server.resources import headers
+from xds_server.resources.admission import LIMITED
+from xds_server.resources.errors import error_body
+from xds_server.resources.proto import Route, pack, typed
+from xds_server.resources.request_facts import Fact
+from xds_server.resources.token_cost import CHOICES_MAX, TOKENS_MAX, uncountable
+
+JSON = "application/json"
+
+_TOO_MUCH = "The limit of requests or tokens is reached. Try again after the time in `retry-after`."
+_TOKENS = "`max_tokens` and `max_completion_tokens` must be numbers from 0 to {tokens}, and the body JSON."
+_CHOICES = "`n` must be a number from 1 to {choices}, and the body JSON."
+
+
+def over_limit_replies() -> Any:
+    """Author the mapping that gives a limiter's 429 its body.
+
+    Envoy sets its flag for such answers only after it has written them, but their details are known.
+    """
+    access = typed.accesslog
+    is_429 = access.AccessLogFilter(
+        status_code_filter=access.StatusCodeFilter(
+            comparison=access.ComparisonFilter(
+                op=access.ComparisonFilterOp.EQ,
+                value=typed.core.RuntimeUInt32(default_value=429, runtime_key="fleet.over_limit"),
+            )
+        )
+    )
+    expression = typed.cel_filter.ExpressionFilter(
+        expression=f"response.code_details == '{LIMITED}'"
+    )
+    is_limited = access.AccessLogFilter(
+        extension_filter=access.ExtensionFilter(name="cel", typed_config=pack(expression))
+    )
+    body = error_body(_TOO_MUCH, kind="rate_limit_error", code="rate_limit_exceeded")
+    mapper = typed.hcm.ResponseMapper(
+        filter=access.AccessLogFilter(and_filter=access.AndFilter(filters=[is_429, is_limited])),
+        body_format_override=typed.core.SubstitutionFormatString(
+            text_format_source=typed.core.DataSource(inline_string=body), content_type=JSON
+        ),
+    )
+    return typed.hcm.LocalReplyConfig(mappers=[mapper])
+
+
+def uncounted_routes(prefix: str, conditions: Sequence[Any]) -> list[Route]:
+    """Return the routes that refuse a model's requests whose cost nobody can tell; they come before its own.
+
+    Args:
+        prefix: Of the model's paths.
+        conditions: What else makes a request the model's.
+    """
+    return [_refused(prefix, [*conditions, bad], fact) for fact, bad in uncountable()]
+
+
+def _refused(prefix: str, conditions: list[Any], fact: Fact) -> Route:
+    r = typed.route
+    message = (_CHOICES if fact is Fact.CHOICES else _TOKENS).format(
+        tokens=TOKENS_MAX, choices=CHOICES_MAX
+    )
+    body = error_body(message, kind="invalid_request_error", param=fact.value)
+    route = r.Route(
+        name=f"invalid_{fact.value}",
+        match=r.RouteMatch(prefix=prefix, dynamic_metadata=conditions),
+        direct_response=r.DirectResponseAction(
+            status=400, body=typed.core.DataSource(inline_string=body)
+        ),
+        response_headers_to_add=[headers.add("content-type", JSON)],
+    )
+    return Route.FromString(bytes(route))
