@@ -17,9 +17,15 @@ def cluster_name(model: ModelName, tier: TierName) -> str:
     return f"{model}/{tier}"
 
 
-def chain_name(model: ModelName, tier: TierName) -> str:
-    """Name the chain that starts at a tier and walks down to the static one."""
-    return f"{model}/{tier}/chain"
+def chain_name(model: ModelName, tier: TierName, repeats: int = 0) -> str:
+    """Name the chain that starts at a tier and walks down to the static one.
+
+    Args:
+        model: Whose chain it is.
+        tier: Where it starts.
+        repeats: How often it tries that tier again before it goes on.
+    """
+    return f"{model}/{tier}/chain" + (f"/{repeats}" if repeats else "")
 
 
 def static_listener_name(model: ModelName) -> str:

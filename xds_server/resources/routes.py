@@ -11,6 +11,7 @@ from xds_server.core.model import (
     Affinity,
     Model,
     ModelName,
+    RequestClass,
     StaticAnswer,
     Telemetry,
     Tier,
@@ -18,7 +19,7 @@ from xds_server.core.model import (
 )
 from xds_server.core.plan import TIER_WEIGHT_TOTAL
 from xds_server.core.policy import FailurePolicy
-from xds_server.resources import affinity, headers, orca
+from xds_server.resources import affinity, headers, model_routing, orca, request_classes
 from xds_server.resources.capability import Capability
 from xds_server.resources.names import chain_name, cluster_name
 from xds_server.resources.no_fallback import strict
@@ -45,20 +46,38 @@ def members(model: Model, capability: Capability) -> tuple[Tier, ...]:
     return model.tiers
 
 
-def member_name(model: Model, tier: Tier, capability: Capability) -> str:
+def member_name(
+    model: Model, tier: Tier, capability: Capability, request_class: RequestClass | None = None
+) -> str:
     """Name the cluster that stands for a tier in the route: its chain, where it has one."""
-    has_chain = not tier.is_static and capability is not Capability.GRPC
-    return (chain_name if has_chain else cluster_name)(model.name, tier.name)
+    if tier.is_static or capability is Capability.GRPC:
+        return cluster_name(model.name, tier.name)
+    walk = walk_from(model.tiers.index(tier), len(model.tiers))
+    repeats = request_classes.repeats(request_class, walk=walk, capability=capability)
+    return chain_name(model.name, tier.name, repeats)
 
 
-def author_routes(model: Model, *, failures: FailurePolicy, capability: Capability) -> list[Any]:
+def walk_from(start: int, tiers: int) -> int:
+    """Return how many retries lead down a chain of so many tiers that starts at this one."""
+    return min(RETRIES_MAX, tiers - 1 - start)
+
+
+def author_routes(
+    model: Model, *, failures: FailurePolicy, capability: Capability, repeats: int = 0
+) -> list[Any]:
     """Author a model's routes with all weight on its first tier.
 
     There is one, or two that only differ in their times: for requests that stream, and for the rest.
+
+    Args:
+        model: Whose routes they are.
+        failures: The times.
+        capability: Of the proxies.
+        repeats: Attempts on the same tier before the next one is tried, besides the first.
     """
     if capability is Capability.GRPC:
         return [_author_route(model, capability)]
-    attempts = min(RETRIES_MAX, len(model.tiers) - 1) + 1
+    attempts = walk_from(0, len(model.tiers)) + 1 + repeats
     patience = _Patience(
         headers_s=failures.header_timeout_s, silence_s=failures.token_stall_s, attempts=attempts
     )
@@ -128,28 +147,46 @@ def _author_route(
     return route
 
 
-def model_routes(model: Model, failures: FailurePolicy, capability: Capability) -> list[Route]:
-    """Return the routes of `author_routes`: shapes with this model's names set."""
+def model_routes(
+    model: Model,
+    failures: FailurePolicy,
+    capability: Capability,
+    request_class: RequestClass | None = None,
+) -> list[Route]:
+    """Return the routes of `author_routes`, for one class of requests: shapes with this model's names set."""
     statics = tuple(tier.is_static for tier in model.tiers)
     session, reports = affinity.of(model), orca.is_wanted(model)
-    shapes = _route_shapes(statics, failures, capability, session=session, reports=reports)
+    shapes = _route_shapes(
+        statics,
+        request_classes.patience(failures, request_class),
+        capability,
+        session=session,
+        reports=reports,
+        repeats=request_classes.repeats(
+            request_class, walk=walk_from(0, len(statics)), capability=capability
+        ),
+    )
     routes = [Route.FromString(shape) for shape in shapes]
     for route in routes:
         route.name = model.name
         route.match.prefix = model.prefix
         clusters = route.route.weighted_clusters.clusters
         for cluster, tier in zip(clusters, members(model, capability), strict=True):
-            cluster.name = member_name(model, tier, capability)
+            cluster.name = member_name(model, tier, capability, request_class)
         for header in route.response_headers_to_add:
             if header.header.key == headers.MODEL_ROUTE:
                 header.header.value = headers.literal(model.name)
+        if capability is not Capability.GRPC:
+            model_routing.adopt(route, model)
+        if request_class is not None:
+            request_classes.adopt(route, model, request_class)
     if capability is Capability.GRPC or model.tiers[0].is_static:
         return routes
     first = cluster_name(model.name, model.tiers[0].name)
     return [each for route in routes for each in (strict(route, first), route)]
 
 
-@lru_cache(maxsize=16)
+@lru_cache(maxsize=64)
 def _route_shapes(
     statics: tuple[bool, ...],
     failures: FailurePolicy,
@@ -157,6 +194,7 @@ def _route_shapes(
     *,
     session: Affinity | None = None,
     reports: bool = False,
+    repeats: int = 0,
 ) -> tuple[bytes, ...]:
     tiers = tuple(
         Tier(
@@ -169,7 +207,7 @@ def _route_shapes(
         for is_static in statics
     )
     anyone = Model(name=ModelName(""), tiers=tiers)
-    authored = author_routes(anyone, failures=failures, capability=capability)
+    authored = author_routes(anyone, failures=failures, capability=capability, repeats=repeats)
     return tuple(bytes(each) for each in authored)
 
 
@@ -212,6 +250,5 @@ def group_by_domains(models: Iterable[Model]) -> dict[tuple[str, ...], tuple[Mod
         grouped.setdefault(key, []).append(domain)
         sharing[key] = models_here
     return {
-        tuple(domains): tuple(sorted(sharing[key], key=lambda model: -len(model.prefix)))
-        for key, domains in grouped.items()
+        tuple(domains): model_routing.in_order(sharing[key]) for key, domains in grouped.items()
     }

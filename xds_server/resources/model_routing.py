@@ -1,0 +1,127 @@
+"""Which model a request asks for: the body's `model` as a condition of routes, and what nobody serves.
+
+Names are looked up where proxies put the body's facts (`request_facts`). A model without names takes whatever
+is asked for. Where no model takes the rest, an unknown name gets the 404 that OpenAI's clients know.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from xds_server.core.model import Model
+from xds_server.resources import headers
+from xds_server.resources.capability import Capability
+from xds_server.resources.errors import error_body
+from xds_server.resources.names import METADATA
+from xds_server.resources.proto import Route, to_upb, typed
+from xds_server.resources.request_facts import (
+    Fact,
+    Reading,
+    fact_is_one_of,
+    fact_is_present,
+)
+
+JSON = "application/json"
+_INVALID = "invalid_request_error"
+_UNNAMED = "The request needs a JSON body whose `model` says which model is asked for."
+
+
+def model_readings(models: Iterable[Model]) -> Iterator[Reading]:
+    """Yield what must be known of bodies: nothing where no route depends on it."""
+    if any(not model.takes_any for model in models):
+        yield Reading(fact=Fact.MODEL, any_content_type=True)
+
+
+def conditions(model: Model) -> list[Any]:
+    """Return the conditions on the body under which a request is this model's.
+
+    A default needs none, it comes after the others.
+    """
+    return [] if model.takes_any else [fact_is_one_of(Fact.MODEL, model.names)]
+
+
+def adopt(route: Route, model: Model) -> None:
+    """Add a model's `conditions` to its route."""
+    r = typed.route
+    for each in conditions(model):
+        match = r.RouteMatch(dynamic_metadata=[each])
+        route.match.MergeFrom(to_upb(Route, r.Route(match=match)).match)
+
+
+def in_order(models: Iterable[Model]) -> tuple[Model, ...]:
+    """Return the models of a virtual host in the order of their routes.
+
+    The longest prefix comes first, and of those with the same prefix the model that takes the rest last.
+    """
+    return tuple(sorted(models, key=lambda model: (-len(model.prefix), model.takes_any)))
+
+
+def reachable_models(models: Sequence[Model], capability: Capability) -> tuple[Model, ...]:
+    """Return the models of a virtual host that clients can reach.
+
+    gRPC clients see no bodies: where several models share a prefix, theirs is the one that takes the rest.
+    """
+    if capability is not Capability.GRPC:
+        return tuple(models)
+    sharing = {model.prefix: sum(m.prefix == model.prefix for m in models) for model in models}
+    return tuple(model for model in models if model.takes_any or sharing[model.prefix] == 1)
+
+
+def not_found_routes(models: Sequence[Model], capability: Capability) -> list[Route]:
+    """Return the routes for requests that name no model of a virtual host, longest prefix first.
+
+    They come last. A request that another model takes, under a shorter prefix, never gets here.
+    """
+    if capability is Capability.GRPC:
+        return []
+    defaults = [model.prefix for model in models if model.takes_any]
+    prefixes = dict.fromkeys(
+        model.prefix
+        for model in in_order(models)
+        if not model.takes_any and not model.prefix.startswith(tuple(defaults))
+    )
+    return [route for prefix in prefixes for route in _not_found(prefix, capability)]
+
+
+def _not_found(prefix: str, capability: Capability) -> Iterator[Route]:
+    r = typed.route
+    match = r.RouteMatch(prefix=prefix, dynamic_metadata=[fact_is_present(Fact.MODEL)])
+    # Older proxies have no format here.
+    named = f"%DYNAMIC_METADATA({METADATA}:{Fact.MODEL})%"
+    shows = capability is not Capability.AGGREGATE
+    yield answer(
+        "model_not_found",
+        match,
+        404,
+        error_body(
+            f"The model `{named}` does not exist." if shows else "This model does not exist.",
+            kind=_INVALID,
+            param="model",
+            code="model_not_found",
+        ),
+        is_format=shows,
+    )
+    match = r.RouteMatch(prefix=prefix, headers=[method("POST")])
+    yield answer("model_missing", match, 400, error_body(_UNNAMED, kind=_INVALID, param="model"))
+
+
+def answer(name: str, match: Any, status: int, body: str, *, is_format: bool = False) -> Route:
+    """Return a route whose requests the proxy answers by itself, in JSON."""
+    r = typed.route
+    action = r.DirectResponseAction(status=status)
+    if is_format:
+        action.body_format = typed.core.SubstitutionFormatString(
+            json_format=typed.protobuf.Struct.from_json(body), content_type=JSON
+        )
+    else:
+        action.body = typed.core.DataSource(inline_string=body)
+    route = r.Route(name=name, match=match, direct_response=action)
+    route.response_headers_to_add = [headers.add("content-type", JSON)]
+    return Route.FromString(bytes(route))
+
+
+def method(name: str) -> Any:
+    """Author the condition on a request's method."""
+    exact = typed.matcher.StringMatcher(exact=name)
+    return typed.route.HeaderMatcher(name=":method", string_match=exact)
