@@ -127,6 +127,9 @@ METRICS: dict[str, Metric] = {
     "fleet_evidence_waits_total": Metric(
         "counter", "Times a log stream had to wait: proxies drop what they cannot send."
     ),
+    "fleet_evidence_stale_total": Metric(
+        "counter", "Log entries that came too late to be evidence; they are counted as requests."
+    ),
     "fleet_evidence_refused_total": Metric(
         "counter", "Streams, entries and reports that were not used.", ("reason",)
     ),

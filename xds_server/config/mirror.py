@@ -34,6 +34,8 @@ _POSITIVE = frozenset(
         "consecutive", "header_timeout_s", "interval_s", "stale_intervals", "blind_after_s", "scale",
         "correction_min", "correction_max", "waiting_scale_ratio", "queue_scale_ratio", "target",
         "quarantine_faults", "demand_smoothing_s", "capacity_window_s", "rise_per_s", "fall_per_s",
+        "flush_s", "load_report_s", "entries_per_second", "window_s", "ratio_window_s", "failure_ratio",
+        "minimum_attempts",
     }
 )  # fmt: skip
 """Fields for which zero would divide by zero or mean "never"."""

@@ -46,6 +46,8 @@ class LogMessage(NamedTuple):
     entries: Sequence[Entry]
     skipped: int
     """Entries that are not about HTTP requests that ended."""
+    ended_unix_s: float | None
+    """When the last of them ended, by the proxy's clock."""
 
 
 class EndpointLoad(NamedTuple):

@@ -48,14 +48,16 @@ class Intake:
         self._accruals: dict[InstanceId, Accrual] = {}
         self._requests: dict[tuple[ModelName, str], RequestWindow] = {}
         self._labels: dict[str, set[str]] = {"class": set(), "template": set()}
+        self._is_stale = False
         self._in_progress: dict[object, dict[InstanceId, int]] = {}
 
     # What arrives.
 
-    def take_logs(self, entries: Iterable[Entry]) -> None:
-        """Take the entries of one message in."""
+    def take_logs(self, entries: Iterable[Entry], *, is_stale: bool = False) -> None:
+        """Take the entries of one message in; what is stale is counted, but is no evidence."""
         self._refresh()
         now = self._clock()
+        self._is_stale = is_stale
         for entry in entries:
             if entry.is_request:
                 self._request(entry, now)
@@ -169,6 +171,8 @@ class Intake:
         first_byte_s: float | None = None,
     ) -> None:
         self._tally.add("fleet_attempts_total", place.model, place.tier, ended)
+        if self._is_stale:
+            return
         verdict = self._accrual(place.instance).add(
             now, ended, latency_s=latency_s, first_byte_s=first_byte_s
         )

@@ -49,7 +49,7 @@ def parse_logs(raw: bytes) -> LogMessage:
         else:
             skipped += 1
     skipped += len(message.tcp_logs.log_entry)
-    return LogMessage(node_id, log_name, entries, skipped)
+    return LogMessage(node_id, log_name, entries, skipped, _ended(message.http_logs.log_entry))
 
 
 def parse_load(raw: bytes) -> LoadReport:
@@ -125,6 +125,14 @@ def _entry(message: Any, *, is_request: bool) -> Entry:
         headers.get("x-static-template", ""),
         message.request.request_headers.get("x-request-class", ""),
     )
+
+
+def _ended(entries: Any) -> float | None:
+    if not entries:
+        return None
+    common = entries[-1].common_properties
+    started = _seconds(common, "start_time")
+    return None if started is None else started + (_seconds(common, "duration") or 0.0)
 
 
 def _flags(message: Any) -> frozenset[str]:

@@ -9,6 +9,7 @@ the connection of the configuration, so they are read at once and asked for rare
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from typing import Any, NoReturn
 
@@ -18,7 +19,7 @@ import grpc.aio
 from xds_server import logs
 from xds_server.clock import Clock
 from xds_server.core.policy import EvidencePolicy
-from xds_server.evidence.budget import Budget
+from xds_server.evidence.budget import Budget, Lag
 from xds_server.evidence.entry import LoadReport, LogMessage
 from xds_server.evidence.intake import Intake
 from xds_server.evidence.proto import (
@@ -36,8 +37,8 @@ LRS_SERVICE = "envoy.service.load_stats.v3.LoadReportingService"
 EVIDENCE_SERVICES = (ALS_SERVICE, LRS_SERVICE)
 """Full names, for health and reflection."""
 
-MAX_MESSAGE_BYTES = 2 * 2**20
-"""Proxies send when they have 16 KiB; only an entry with huge headers makes more."""
+MAX_MESSAGE_BYTES = 256 * 1024
+"""Proxies send when they have 16 KiB, and their node of 60 KiB once; more would hold up everything else."""
 KNOWN_WITHIN_S = 10.0
 """How long a proxy may take to be known by its xDS stream. After a restart of this server its logs may be
 first; and who is refused at once comes back at once."""
@@ -98,6 +99,7 @@ class EvidenceServer:
         self._log_streams += 1
         try:
             is_first = True
+            lag = Lag()
             while (raw := await context.read()) is not grpc.aio.EOF:
                 message = await self._parsed_logs(context, raw)
                 if is_first:
@@ -108,7 +110,10 @@ class EvidenceServer:
                 if message.skipped:
                     self._tally.add("fleet_evidence_refused_total", "kind", by=message.skipped)
                 self._tally.add("fleet_evidence_entries_total", by=len(message.entries))
-                self._intake.take_logs(message.entries)
+                is_stale = lag.is_stale(message.ended_unix_s, now_unix_s=time.time())
+                if is_stale:
+                    self._tally.add("fleet_evidence_stale_total", by=len(message.entries))
+                self._intake.take_logs(message.entries, is_stale=is_stale)
                 wait_s = self._budget.spend(
                     len(message.entries), per_s=self._policy().entries_per_second
                 )
