@@ -50,7 +50,11 @@ class SnapshotBuilder:
             snapshot.CLUSTER: _snapshot_of(
                 snapshot.CLUSTER,
                 cluster_resources(
-                    topology.models, policy.failures, capability, health=policy.health
+                    topology.models,
+                    policy.failures,
+                    capability,
+                    health=policy.health,
+                    classes=topology.classes,
                 ),
             ),
             snapshot.LISTENER: _snapshot_of(

@@ -11,14 +11,16 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from xds_server.core.model import Affinity, Model, Tier
+from xds_server.core.model import Affinity, Model, RequestClass, Tier
 from xds_server.core.policy import FailurePolicy, HealthPolicy
 from xds_server.resources import affinity, health, orca
 from xds_server.resources.capability import Capability
 from xds_server.resources.headers import chain_filters, metadata, tier_metadata
 from xds_server.resources.names import METADATA, chain_name, cluster_name, static_listener_name
 from xds_server.resources.proto import Cluster, duration, pack, serialize, typed
+from xds_server.resources.request_classes import all_repeats
 from xds_server.resources.rewrite import any_is_rewritten
+from xds_server.resources.routes import walk_from
 from xds_server.resources.snapshot import Resource
 
 BUFFER_LIMIT_BYTES = 8 * 1024 * 1024
@@ -89,6 +91,7 @@ def cluster_resources(
     capability: Capability,
     *,
     health: HealthPolicy,
+    classes: Sequence[RequestClass] = (),
 ) -> Iterator[Resource]:
     """Yield every model's clusters and chains, in chain order."""
     for model in models:
@@ -100,10 +103,12 @@ def cluster_resources(
                 if capability is not Capability.GRPC:
                     rewrites = any_is_rewritten(model, model.tiers[index:])
                     chain = Cluster.FromString(_chain_shape(index, capability, rewrites=rewrites))
-                    _set_members(chain, names[index:], capability)
                     if orca.is_wanted(model):
                         orca.collect(chain)
-                    yield _named(chain, chain_name(model.name, tier.name))
+                    walk = walk_from(index, len(names))
+                    for repeats in (0, *all_repeats(classes, walk=walk, capability=capability)):
+                        _set_members(chain, [name] * repeats + names[index:], capability)
+                        yield _named(chain, chain_name(model.name, tier.name, repeats))
             elif capability is not Capability.GRPC:
                 static = Cluster.FromString(_static_shape(index, is_final(tier)))
                 static.load_assignment.cluster_name = name
@@ -271,7 +276,8 @@ def _breakers() -> Any:
 def _chain_breakers() -> Any:
     """Bound how many of a chain's requests are retried at once.
 
-    A chain never repeats a member, so a retry is another tier's first attempt and amplifies nothing;
+    A chain repeats a member only for a class that asks for it, so a retry is another tier's first attempt and
+    amplifies nothing;
     the budget only has to keep a storm finite. Envoy counts requests at the member and retries at the chain.
     """
     budget = typed.cluster.CircuitBreakersThresholdsRetryBudget(
