@@ -24,6 +24,9 @@ from sidecar_agent.engine.facts import EngineFacts, EngineState
 from sidecar_agent.engine.lifecycle import Engine, Limits, observe
 from sidecar_agent.engine.outcome import Outcome, OutcomeKind
 from sidecar_agent.engine.probe import Probe, Target
+from sidecar_agent.engine.token_request import TokenRequest, TokenTarget, token_session
+from sidecar_agent.engine.token_watch import TokenWatch, applied
+from sidecar_agent.engine.token_watch import observe as observe_token
 from sidecar_agent.gpu.facts import DriverState, GpuSnapshot
 from sidecar_agent.gpu.reduce import GpuGroup, reduce_instances
 from sidecar_agent.gpu.worker import GpuWorker
@@ -31,6 +34,9 @@ from sidecar_agent.identity import Identity, Owned, config_hash
 from sidecar_agent.join import join
 from sidecar_agent.settings import InstanceSettings, Settings
 from sidecar_agent.uplink import Server, Uplink
+
+RETRY_S = 2.0
+"""How soon a token is asked for again while the last answer was none."""
 
 
 @dataclass(slots=True)
@@ -51,6 +57,9 @@ class Instance:
     outcomes: Counter[str] = field(default_factory=Counter)
     rejected: int = 0
     last_said: tuple[Any, ...] = ()
+    token_request: TokenRequest | None = None
+    """None where the agent is not told to ask for tokens."""
+    tokens: TokenWatch = field(default_factory=TokenWatch)
 
 
 class Agent:
@@ -99,17 +108,21 @@ class Agent:
 
     async def run(self) -> None:
         """Scrape and stream until cancelled."""
-        async with probe.session() as http:
-            self.open(http)
+        async with probe.session() as http, token_session() as token_http:
+            self.open(http, token_http)
             if self.gpu is not None:
                 self.gpu.attach(asyncio.get_running_loop(), self.on_gpus)
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self.uplink.run(), name="uplink")
                 for name, instance in self.instances.items():
                     tasks.create_task(self._watch(instance), name=f"scrape-{name}")
+                    if instance.token_request is not None:
+                        tasks.create_task(self._ask(instance), name=f"token-{name}")
 
-    def open(self, http: aiohttp.ClientSession) -> None:
-        """Make the instances' probes on an open session."""
+    def open(
+        self, http: aiohttp.ClientSession, token_http: aiohttp.ClientSession | None = None
+    ) -> None:
+        """Make the instances' probes on open sessions; without the second no token is asked for."""
         self.instances = {
             one.name: Instance(
                 settings=one,
@@ -127,9 +140,24 @@ class Agent:
                     http,
                     clock=self.clock,
                 ),
+                token_request=self._token_request(one, token_http),
             )
             for one in self.settings.instances
         }
+
+    def _token_request(
+        self, instance: InstanceSettings, http: aiohttp.ClientSession | None
+    ) -> TokenRequest | None:
+        asking = self.settings.token_probe
+        if http is None or not asking.enabled:
+            return None
+        target = TokenTarget(
+            url=instance.url,
+            deadline_s=asking.deadline_s,
+            model=instance.probe_model,
+            key_file=asking.api_key_file,
+        )
+        return TokenRequest(target, http, clock=self.clock)
 
     def drain(self, name: str, *, draining: bool) -> None:
         """Mark an instance as draining, or take the mark back, and say so at once.
@@ -179,6 +207,47 @@ class Agent:
             self._publish(instance)
             next_at = max(next_at + interval_s, self.clock())
 
+    async def _ask(self, instance: Instance) -> None:
+        """Ask for a token now and then; sooner while the last answer was none."""
+        asking = self.settings.token_probe
+        pause_s = self._rng.uniform(0.0, asking.interval_s)
+        while True:
+            await asyncio.sleep(pause_s)
+            await self.ask_token(instance)
+            pause_s = asking.interval_s
+            if not instance.tokens.is_well:
+                pause_s = min(pause_s, RETRY_S)
+
+    async def ask_token(self, instance: Instance) -> None:
+        """Ask one instance for one token and take the answer in, unless it is known not to serve."""
+        before = self._tells(instance)
+        if before is None:
+            return
+        assert instance.token_request is not None
+        answer = await instance.token_request.ask()
+        after = self._tells(instance)
+        if after is None:
+            return
+        was = instance.tokens
+        instance.tokens = observe_token(was, answer, before=before, after=after)
+        if (was.state, was.is_well) != (instance.tokens.state, instance.tokens.is_well):
+            self._log.info(
+                "token_probe_changed",
+                instance=instance.settings.name,
+                result=None if instance.tokens.said is None else instance.tokens.said.result.value,
+                detail=instance.tokens.detail,
+                took_s=round(answer.took_s, 3),
+            )
+            self._publish(instance)
+
+    def _tells(self, instance: Instance) -> EngineFacts | None:
+        """Return the engine's facts if a token would tell more; forget old answers of one that ended."""
+        facts = instance.engine.facts
+        if instance.draining or (facts is not None and facts.state is not EngineState.UP):
+            instance.tokens = TokenWatch()
+            return None
+        return facts
+
     def on_gpus(self) -> None:
         """Take in that the GPU worker has read, or that a fault arrived: faults do not wait."""
         for instance in self.instances.values():
@@ -208,6 +277,7 @@ class Agent:
             observed_at=now if outcome is None or instance.engine.facts is None else outcome.at,
             sequence=instance.sequence + 1,
             draining=instance.draining,
+            tokens=instance.tokens,
         )
         if sample is not None:
             instance.sequence += 1
@@ -285,7 +355,8 @@ def unready(agent: Agent, now: float) -> list[str]:
 
 def describe(agent: Agent, instance: Instance, now: float) -> Mapping[str, Any]:
     """Return what is known about one instance, as JSON values."""
-    facts = instance.engine.facts
+    tokens = instance.tokens
+    facts = None if instance.engine.facts is None else applied(instance.engine.facts, tokens)
     outcome = instance.outcome
     taken = agent.uplink.status.taken.get(instance.settings.name)
     confirmed = taken is not None and taken.drained and taken.sequence >= instance.drain_sequence
@@ -293,13 +364,14 @@ def describe(agent: Agent, instance: Instance, now: float) -> Mapping[str, Any]:
     return {
         "instance": instance.settings.name,
         "state": facts.state.value if facts else "unread",
-        "detail": _detail(instance),
+        "detail": facts.detail if facts else _detail(instance),
         "age_s": round(now - outcome.at, 3) if fresh and outcome else None,
         "waiting": facts.waiting if facts else None,
         "running": facts.running if facts else None,
         "kv_ratio": facts.kv_ratio if facts else None,
         "restarts": instance.engine.lifetime.count,
         "out_of_memory": bool(instance.engine.exhausted),
+        "token_probe": None if tokens.said is None else tokens.said.result.value,
         "warnings": list(facts.warnings) if facts else [],
         "gpu": None if instance.gpu is None else instance.gpu.health.value,
         "draining": instance.draining,

@@ -9,7 +9,7 @@ from typing import Final
 from google.protobuf.message import DecodeError
 
 from fleet_protos.telemetry.v1 import telemetry_pb2 as pb
-from sidecar_agent.engine.facts import EngineState
+from sidecar_agent.engine.facts import EngineState, TokenProbe, TokenResult
 from sidecar_agent.gpu.facts import Fact, FactStatus, GpuHealth, GpuReading, MemoryKind
 from sidecar_agent.gpu.reduce import GpuGroup
 from sidecar_agent.identity import Identity
@@ -45,6 +45,12 @@ _STATUS: Final = {
     FactStatus.OK: pb.FACT_STATUS_OK,
     FactStatus.UNSUPPORTED: pb.FACT_STATUS_UNSUPPORTED,
     FactStatus.ERROR: pb.FACT_STATUS_ERROR,
+}
+_TOKENS: Final = {
+    TokenResult.OK: pb.TOKEN_RESULT_OK,
+    TokenResult.BUSY: pb.TOKEN_RESULT_BUSY,
+    TokenResult.SILENT: pb.TOKEN_RESULT_SILENT,
+    TokenResult.FAILED: pb.TOKEN_RESULT_FAILED,
 }
 _NUMBERS: Final = (
     "kv_ratio",
@@ -102,8 +108,15 @@ def _sample(out: pb.Sample, sample: Sample, *, now: float) -> None:
     for name in _NUMBERS:
         if (value := getattr(facts, name)) is not None:
             setattr(out.engine, name, value)
+    if facts.token_probe is not None:
+        _token_probe(out.engine.token_probe, facts.token_probe)
     if sample.gpu is not None:
         _group(out, sample.gpu)
+
+
+def _token_probe(out: pb.TokenProbe, probe: TokenProbe) -> None:
+    out.result, out.row = _TOKENS[probe.result], probe.row
+    out.took_ms = min(_MAX_AGE_MS, max(0, round(probe.took_s * 1000)))
 
 
 def _group(out: pb.Sample, group: GpuGroup) -> None:

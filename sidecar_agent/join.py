@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from sidecar_agent.engine.facts import EngineFacts
 from sidecar_agent.engine.lifecycle import Engine
+from sidecar_agent.engine.token_watch import TokenWatch, applied
 from sidecar_agent.gpu.facts import GpuHealth
 from sidecar_agent.gpu.reduce import GpuGroup
 
@@ -35,6 +36,7 @@ def join(
     observed_at: float,
     sequence: int,
     draining: bool,
+    tokens: TokenWatch | None = None,
 ) -> Sample | None:
     """Return the sample to publish, or None: a failed read publishes nothing.
 
@@ -46,6 +48,8 @@ def join(
         if not draining and (gpu is None or gpu.health not in _FAULTS):
             return None
         facts = EngineFacts()
+    elif tokens is not None and not draining:
+        facts = applied(facts, tokens)
     return Sample(
         instance=instance,
         observed_at=observed_at,

@@ -126,6 +126,8 @@ class InstanceSettings(_Strict):
     kv_capacity_tokens: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     metrics: dict[str, str] = Field(default_factory=dict)
     """Generic engine: fact name to exact sample name."""
+    probe_model: Annotated[str, Field(max_length=256)] = ""
+    """The engine's own name of its model, for `token_probe`; empty = the first of its /v1/models."""
     hang_s: Annotated[float, Field(ge=0, le=3600, allow_inf_nan=False)] = DEFAULT_HANG_S
     """Work without progress for this long is a hung engine; 0 = never."""
 
@@ -184,6 +186,23 @@ class ScrapeSettings(_Strict):
     deadline_s: Seconds = 1.0
 
 
+class TokenProbeSettings(_Strict):
+    """Asking every engine for one token now and then, as a client would."""
+
+    enabled: bool = False
+    interval_s: Seconds = 10.0
+    deadline_s: Seconds = 0.8
+    """For one token from an engine with nothing else to do; an engine at work may take longer."""
+    api_key_file: Path | None = None
+    """Sent as a bearer token (vLLM's and SGLang's --api-key)."""
+
+    @model_validator(mode="after")
+    def _deadline(self) -> Self:
+        if self.deadline_s > self.interval_s:
+            raise ValueError(f"expected deadline_s at most interval_s ({self.interval_s:g})")
+        return self
+
+
 class GpuSettings(_Strict):
     """How GPUs are read."""
 
@@ -208,6 +227,7 @@ class Settings(_Strict):
     send_interval_s: Seconds = 1.0
     """When nothing moves; the control plane's wish wins."""
     scrape: ScrapeSettings = Field(default_factory=ScrapeSettings)
+    token_probe: TokenProbeSettings = Field(default_factory=TokenProbeSettings)
     gpu: GpuSettings = Field(default_factory=GpuSettings)
     admin: AdminAddress = "127.0.0.1:9477"
     log: LogSettings = Field(default_factory=LogSettings)

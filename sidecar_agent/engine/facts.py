@@ -17,6 +17,27 @@ class EngineState(StrEnum):
     SLEEPING = "sleeping"
 
 
+class TokenResult(StrEnum):
+    """What came of asking the engine for one token."""
+
+    OK = "ok"
+    BUSY = "busy"
+    """Rejected, or late while it had other work: no fault."""
+    SILENT = "silent"
+    """Late although it had nothing else to do."""
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class TokenProbe:
+    """The last such answer."""
+
+    result: TokenResult
+    row: int
+    """Silent or failed answers in a row."""
+    took_s: float
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineFacts:
     """Numbers of one engine, reduced over its data-parallel ranks. None = missing."""
@@ -42,6 +63,8 @@ class EngineFacts:
     reserved_ratio: float | None = None
     started_at_unix_s: float | None = None
     """The engine process's own start time, where it says so: tells restarts apart."""
+    token_probe: TokenProbe | None = None
+    """None where the agent is not told to ask, or nothing can be said."""
     rejected: int = 0
     """Values that were out of range and treated as missing."""
     warnings: tuple[str, ...] = ()

@@ -5,7 +5,7 @@ import pytest
 from fleet_protos.telemetry.v1 import telemetry_pb2 as pb
 from sidecar_agent import encode
 from sidecar_agent.encode import Ack, Refusal, Taken, Welcome
-from sidecar_agent.engine.facts import EngineFacts, EngineState
+from sidecar_agent.engine.facts import EngineFacts, EngineState, TokenProbe, TokenResult
 from sidecar_agent.gpu.facts import Fact, FactStatus, GpuHealth, GpuReading, MemoryKind
 from sidecar_agent.gpu.reduce import GpuGroup
 from sidecar_agent.identity import Identity, Owned, agent_name, config_hash
@@ -48,6 +48,16 @@ def test_missing_numbers_are_absent_and_zero_is_there():
         assert not one.engine.HasField(name), name
     assert not one.HasField("gpu")
     assert (one.sample_age_ms, one.sequence) == (250, 3)
+
+
+@pytest.mark.parametrize("result", list(TokenResult))
+def test_what_came_of_asking_for_a_token_is_sent(result):
+    facts = EngineFacts(token_probe=TokenProbe(result, 2, 0.8125))
+    probe = sent(Sample(instance="a", observed_at=9.0, sequence=1, engine=facts)).engine.token_probe
+    name = pb.TokenResult.DESCRIPTOR.values_by_number[probe.result].name
+    assert (name, probe.row, probe.took_ms) == (f"TOKEN_RESULT_{result.upper()}", 2, 812)
+    silent = sent(Sample(instance="a", observed_at=9.0, sequence=1, engine=EngineFacts()))
+    assert not silent.engine.HasField("token_probe")
 
 
 def test_age_is_never_negative_and_fits():

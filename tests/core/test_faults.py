@@ -12,7 +12,7 @@ from xds_server.core import faults
 from xds_server.core.faults import Condition, Context, Track
 from xds_server.core.plan import FaultState
 from xds_server.core.policy import RecoveryPolicy
-from xds_server.core.sample import EngineState, GpuHealth
+from xds_server.core.sample import EngineState, GpuHealth, TokenProbe, TokenResult
 
 POLICY = RecoveryPolicy(jitter_ratio=0.0)
 UP, DOWN, LOADING = EngineState.UP, EngineState.DOWN, EngineState.LOADING
@@ -62,6 +62,30 @@ class Instance:
             {"state": DOWN, "out_of_memory": True}, Condition.FAULT, "out_of_memory", id="OOM"
         ),
         pytest.param({"state": EngineState.HUNG}, Condition.FAULT, "engine_hung", id="hung"),
+        pytest.param(
+            {"state": EngineState.HUNG, "token_probe": TokenProbe(TokenResult.SILENT, 3)},
+            Condition.FAULT,
+            "token_late",
+            id="no token though idle",
+        ),
+        pytest.param(
+            {"state": EngineState.DOWN, "token_probe": TokenProbe(TokenResult.FAILED, 3)},
+            Condition.FAULT,
+            "token_failed",
+            id="no token but a failure",
+        ),
+        pytest.param(
+            {"state": EngineState.HUNG, "token_probe": TokenProbe(TokenResult.BUSY)},
+            Condition.FAULT,
+            "engine_hung",
+            id="the page says hung, the token says nothing",
+        ),
+        pytest.param(
+            {"state": EngineState.UP, "token_probe": TokenProbe(TokenResult.SILENT, 2)},
+            Condition.GOOD,
+            "engine_up",
+            id="two late tokens are no fault yet",
+        ),
         pytest.param({"state": LOADING}, Condition.LOADING, "engine_loading", id="loading"),
         pytest.param(
             {"state": EngineState.SLEEPING}, Condition.SLEEPING, "engine_sleeping", id="asleep"

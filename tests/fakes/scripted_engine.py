@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -33,14 +33,27 @@ class ScriptedEngine:
     requests: int = 0
     """Without those for /health."""
     health_checks: int = 0
+    pages: dict[str, str] = field(default_factory=dict)
+    """What GET answers by path, whatever the mode: a hung engine's pages stay."""
+    absent: frozenset[str] = frozenset()
+    """Paths that are answered with 404."""
+    last_body: bytes = b""
+    last_headers: Mapping[str, str] = field(default_factory=dict)
+    body: str = ""
+    """In place of the answer of a request that does not stream."""
     bytes_received: int = 0
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         body = await request.read()
         if request.path == "/health":
             return await self._health(request)
+        if request.method == "GET" and request.path in self.pages:
+            return web.Response(text=self.pages[request.path])
         self.requests += 1
         self.bytes_received += len(body)
+        self.last_body, self.last_headers = body, request.headers
+        if request.path in self.absent:
+            return web.json_response({"error": "no such page"}, status=404)
         if self.mode == "hang":
             await asyncio.sleep(30)
         if self.mode == "reset":
@@ -52,6 +65,8 @@ class ScriptedEngine:
         if asked.get("stream"):
             return await self._stream(request)
         await asyncio.sleep(self.plain_s)
+        if self.body:
+            return web.Response(text=self.body, content_type="application/json")
         message = {"role": "assistant", "content": "hello"}
         answer = {"model": self.model, "choices": [{"index": 0, "message": message}]}
         return web.json_response(answer, headers=self.headers)

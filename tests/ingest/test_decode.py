@@ -7,7 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fleet_protos.telemetry.v1 import telemetry_pb2 as pb
-from xds_server.core.sample import EngineState, GpuHealth, MemoryKind
+from xds_server.core.sample import (
+    EngineFacts,
+    EngineState,
+    GpuHealth,
+    MemoryKind,
+    TokenProbe,
+    TokenResult,
+)
 from xds_server.ingest.decode import (
     MAX_MESSAGE_BYTES,
     MAX_TEXT,
@@ -85,6 +92,24 @@ def test_what_is_absent_stays_missing_and_is_not_zero():
     assert engine.running is None
     assert engine.state is EngineState.UNKNOWN
     assert decoded.sample.gpu is None
+
+
+@pytest.mark.parametrize(
+    ("number", "result"),
+    [
+        (pb.TOKEN_RESULT_UNSPECIFIED, TokenResult.UNKNOWN),
+        (pb.TOKEN_RESULT_OK, TokenResult.OK),
+        (pb.TOKEN_RESULT_BUSY, TokenResult.BUSY),
+        (pb.TOKEN_RESULT_SILENT, TokenResult.SILENT),
+        (pb.TOKEN_RESULT_FAILED, TokenResult.FAILED),
+        (77, TokenResult.UNKNOWN),
+    ],
+)
+def test_what_came_of_asking_for_a_token_is_read(number, result):
+    probe = pb.TokenProbe(result=number, row=3, took_ms=800)
+    decoded = decode(pb.Sample(instance="a", engine=pb.EngineFacts(token_probe=probe)))
+    assert isinstance(decoded, Decoded)
+    assert decoded.sample.engine == EngineFacts(token_probe=TokenProbe(result, 3, 0.8))
 
 
 def test_states_of_a_newer_agent_are_unknown_and_not_an_error():

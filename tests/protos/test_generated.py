@@ -104,8 +104,10 @@ NUMBERS = {
     "EngineFacts": (
         "state=1 detail=2 kv_ratio=3 kv_ratio_mean=4 waiting=5 running=6 preemptions_total=7 "
         "prompt_tokens_total=8 generation_tokens_total=9 finished_total=10 slots=11 "
-        "kv_capacity_tokens=12 reserved_ratio=13 restarts=14 out_of_memory=15"
+        "kv_capacity_tokens=12 reserved_ratio=13 restarts=14 out_of_memory=15 "
+        "token_probe=16"
     ),
+    "TokenProbe": "result=1 row=2 took_ms=3",
     "GpuFacts": "health=1 detail=2 memory_kind=3 vram_ratio=4 vram_free_bytes=5 shared=6",
     "Fact": "status=1 value=2 error=3",
     "GpuDevice": (

@@ -36,7 +36,7 @@ from xds_server.core.evidence import IN_ROW, RATE
 from xds_server.core.model import InstanceId
 from xds_server.core.plan import FaultState
 from xds_server.core.policy import RecoveryPolicy
-from xds_server.core.sample import EngineState, GpuHealth, Sample
+from xds_server.core.sample import EngineFacts, EngineState, GpuHealth, Sample, TokenResult
 
 PROXY_CAUSES = frozenset({IN_ROW, RATE})
 """Causes that only proxies saw."""
@@ -160,15 +160,23 @@ def judge(sample: Sample) -> Finding:
         return Finding(Condition.GOOD, "engine_up", engine.detail)
     if engine.out_of_memory:
         return Finding(Condition.FAULT, "out_of_memory", engine.detail)
-    if state is EngineState.DOWN:
-        return Finding(Condition.FAULT, "engine_down", engine.detail)
-    if state is EngineState.HUNG:
-        return Finding(Condition.FAULT, "engine_hung", engine.detail)
+    if state is EngineState.DOWN or state is EngineState.HUNG:
+        return Finding(Condition.FAULT, _cause(engine), engine.detail)
     if state is EngineState.LOADING:
         return Finding(Condition.LOADING, "engine_loading", engine.detail)
     if state is EngineState.SLEEPING:
         return Finding(Condition.SLEEPING, "engine_sleeping", engine.detail)
     return Finding(Condition.UNKNOWN, "engine_unknown", engine.detail)
+
+
+def _cause(engine: EngineFacts) -> str:
+    """Tell what the agent read apart from what it found out by asking for a token."""
+    result = None if engine.token_probe is None else engine.token_probe.result
+    if result is TokenResult.SILENT:
+        return "token_late"
+    if result is TokenResult.FAILED:
+        return "token_failed"
+    return "engine_down" if engine.state is EngineState.DOWN else "engine_hung"
 
 
 def observe(track: Track, sample: Sample, context: Context) -> Track:

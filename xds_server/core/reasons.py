@@ -23,6 +23,8 @@ from xds_server.core.state import InstanceState
 _NOW = {
     "engine_down": "its engine does not answer",
     "engine_hung": "its engine has running requests but makes no tokens",
+    "token_late": "its engine has nothing to do and yet gives no token",
+    "token_failed": "its engine fails to give a token",
     "engine_loading": "its engine is loading the model",
     "engine_sleeping": "its engine is asleep",
     "engine_restarted": "its engine restarted once more",
@@ -36,6 +38,8 @@ _AFTER = {
     "joined": "it joined the running fleet",
     "engine_down": "its engine was down",
     "engine_hung": "its engine hung",
+    "token_late": "its engine gave no token though it had nothing to do",
+    "token_failed": "its engine failed to give a token",
     "engine_loaded": "its engine loaded the model",
     "engine_sleeping": "its engine slept",
     "engine_restarted": "its engine restarted",

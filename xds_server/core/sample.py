@@ -42,6 +42,28 @@ class MemoryKind(StrEnum):
     COHERENT = "coherent"
 
 
+class TokenResult(StrEnum):
+    """What came of the agent asking the engine for one token."""
+
+    UNKNOWN = "unknown"
+    OK = "ok"
+    BUSY = "busy"
+    """Rejected, or late while it had other work: no fault."""
+    SILENT = "silent"
+    """Late although it had nothing else to do."""
+    FAILED = "failed"
+
+
+@record
+class TokenProbe:
+    """The last such answer. What it proves is in `EngineFacts.state`; this tells the cause apart."""
+
+    result: TokenResult
+    row: int = 0
+    """Silent or failed answers in a row."""
+    took_s: float = 0.0
+
+
 @record
 class EngineFacts:
     """The engine's own numbers. Counters restart from zero when `restarts` grows."""
@@ -67,6 +89,8 @@ class EngineFacts:
     restarts: int = 0
     out_of_memory: bool = False
     """The engine ended with signs of memory exhaustion."""
+    token_probe: TokenProbe | None = None
+    """None where the agent does not ask."""
 
 
 @record

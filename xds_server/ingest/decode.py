@@ -16,7 +16,16 @@ from google.protobuf.message import DecodeError, Message
 from fleet_protos.telemetry.v1 import telemetry_pb2 as pb
 from xds_server.core.model import InstanceId
 from xds_server.core.record import record
-from xds_server.core.sample import EngineFacts, EngineState, GpuFacts, GpuHealth, MemoryKind, Sample
+from xds_server.core.sample import (
+    EngineFacts,
+    EngineState,
+    GpuFacts,
+    GpuHealth,
+    MemoryKind,
+    Sample,
+    TokenProbe,
+    TokenResult,
+)
 
 MAX_MESSAGE_BYTES = 1024 * 1024
 """A host with 64 instances and 8 GPUs writes about 60 KB."""
@@ -142,8 +151,12 @@ class _OutOfRangeError(Exception):
 
 def _engine(facts: pb.EngineFacts) -> EngineFacts:
     values: list[Any] = [None] * len(_ENGINE_FIELDS)
-    values[0], values[1], values[-2], values[-1] = EngineState.UNKNOWN, "", 0, False
+    values[0], values[1], values[-3], values[-2] = EngineState.UNKNOWN, "", 0, False
     _read(facts, _ENGINE_PLACES, values)
+    probe = values[-1]
+    if probe is not None:
+        result = _TOKEN_RESULT.get(probe.result, TokenResult.UNKNOWN)
+        values[-1] = TokenProbe(result, probe.row, probe.took_ms / 1000)
     return EngineFacts(*values)
 
 
@@ -188,6 +201,12 @@ _GPU_HEALTH: dict[int, GpuHealth] = {
     pb.GPU_HEALTH_RESET_REQUIRED: GpuHealth.RESET_REQUIRED,
     pb.GPU_HEALTH_LOST: GpuHealth.LOST,
 }
+_TOKEN_RESULT: dict[int, TokenResult] = {
+    pb.TOKEN_RESULT_OK: TokenResult.OK,
+    pb.TOKEN_RESULT_BUSY: TokenResult.BUSY,
+    pb.TOKEN_RESULT_SILENT: TokenResult.SILENT,
+    pb.TOKEN_RESULT_FAILED: TokenResult.FAILED,
+}
 _MEMORY_KIND: dict[int, MemoryKind] = {
     pb.MEMORY_KIND_DEDICATED: MemoryKind.DEDICATED,
     pb.MEMORY_KIND_UNIFIED: MemoryKind.UNIFIED,
@@ -218,6 +237,7 @@ _ENGINE_FIELDS: dict[str, dict[int, Any]] = {
     "reserved_ratio": _RATIO,
     "restarts": _AS_IT_IS,
     "out_of_memory": _AS_IT_IS,
+    "token_probe": _AS_IT_IS,
 }
 """The fields of `EngineFacts`, in its order."""
 _GPU_FIELDS: dict[str, dict[int, Any]] = {

@@ -16,6 +16,14 @@ class EngineState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     ENGINE_STATE_HUNG: _ClassVar[EngineState]
     ENGINE_STATE_SLEEPING: _ClassVar[EngineState]
 
+class TokenResult(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    TOKEN_RESULT_UNSPECIFIED: _ClassVar[TokenResult]
+    TOKEN_RESULT_OK: _ClassVar[TokenResult]
+    TOKEN_RESULT_BUSY: _ClassVar[TokenResult]
+    TOKEN_RESULT_SILENT: _ClassVar[TokenResult]
+    TOKEN_RESULT_FAILED: _ClassVar[TokenResult]
+
 class GpuHealth(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     GPU_HEALTH_UNSPECIFIED: _ClassVar[GpuHealth]
@@ -43,6 +51,11 @@ ENGINE_STATE_LOADING: EngineState
 ENGINE_STATE_DOWN: EngineState
 ENGINE_STATE_HUNG: EngineState
 ENGINE_STATE_SLEEPING: EngineState
+TOKEN_RESULT_UNSPECIFIED: TokenResult
+TOKEN_RESULT_OK: TokenResult
+TOKEN_RESULT_BUSY: TokenResult
+TOKEN_RESULT_SILENT: TokenResult
+TOKEN_RESULT_FAILED: TokenResult
 GPU_HEALTH_UNSPECIFIED: GpuHealth
 GPU_HEALTH_OK: GpuHealth
 GPU_HEALTH_THROTTLED: GpuHealth
@@ -123,8 +136,18 @@ class Sample(_message.Message):
     draining: bool
     def __init__(self, instance: _Optional[str] = ..., sample_age_ms: _Optional[int] = ..., sequence: _Optional[int] = ..., engine: _Optional[_Union[EngineFacts, _Mapping]] = ..., gpu: _Optional[_Union[GpuFacts, _Mapping]] = ..., devices: _Optional[_Iterable[_Union[GpuDevice, _Mapping]]] = ..., draining: _Optional[bool] = ...) -> None: ...
 
+class TokenProbe(_message.Message):
+    __slots__ = ("result", "row", "took_ms")
+    RESULT_FIELD_NUMBER: _ClassVar[int]
+    ROW_FIELD_NUMBER: _ClassVar[int]
+    TOOK_MS_FIELD_NUMBER: _ClassVar[int]
+    result: TokenResult
+    row: int
+    took_ms: int
+    def __init__(self, result: _Optional[_Union[TokenResult, str]] = ..., row: _Optional[int] = ..., took_ms: _Optional[int] = ...) -> None: ...
+
 class EngineFacts(_message.Message):
-    __slots__ = ("state", "detail", "kv_ratio", "kv_ratio_mean", "waiting", "running", "preemptions_total", "prompt_tokens_total", "generation_tokens_total", "finished_total", "slots", "kv_capacity_tokens", "reserved_ratio", "restarts", "out_of_memory")
+    __slots__ = ("state", "detail", "kv_ratio", "kv_ratio_mean", "waiting", "running", "preemptions_total", "prompt_tokens_total", "generation_tokens_total", "finished_total", "slots", "kv_capacity_tokens", "reserved_ratio", "restarts", "out_of_memory", "token_probe")
     STATE_FIELD_NUMBER: _ClassVar[int]
     DETAIL_FIELD_NUMBER: _ClassVar[int]
     KV_RATIO_FIELD_NUMBER: _ClassVar[int]
@@ -140,6 +163,7 @@ class EngineFacts(_message.Message):
     RESERVED_RATIO_FIELD_NUMBER: _ClassVar[int]
     RESTARTS_FIELD_NUMBER: _ClassVar[int]
     OUT_OF_MEMORY_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_PROBE_FIELD_NUMBER: _ClassVar[int]
     state: EngineState
     detail: str
     kv_ratio: float
@@ -155,7 +179,8 @@ class EngineFacts(_message.Message):
     reserved_ratio: float
     restarts: int
     out_of_memory: bool
-    def __init__(self, state: _Optional[_Union[EngineState, str]] = ..., detail: _Optional[str] = ..., kv_ratio: _Optional[float] = ..., kv_ratio_mean: _Optional[float] = ..., waiting: _Optional[float] = ..., running: _Optional[float] = ..., preemptions_total: _Optional[float] = ..., prompt_tokens_total: _Optional[float] = ..., generation_tokens_total: _Optional[float] = ..., finished_total: _Optional[float] = ..., slots: _Optional[float] = ..., kv_capacity_tokens: _Optional[float] = ..., reserved_ratio: _Optional[float] = ..., restarts: _Optional[int] = ..., out_of_memory: _Optional[bool] = ...) -> None: ...
+    token_probe: TokenProbe
+    def __init__(self, state: _Optional[_Union[EngineState, str]] = ..., detail: _Optional[str] = ..., kv_ratio: _Optional[float] = ..., kv_ratio_mean: _Optional[float] = ..., waiting: _Optional[float] = ..., running: _Optional[float] = ..., preemptions_total: _Optional[float] = ..., prompt_tokens_total: _Optional[float] = ..., generation_tokens_total: _Optional[float] = ..., finished_total: _Optional[float] = ..., slots: _Optional[float] = ..., kv_capacity_tokens: _Optional[float] = ..., reserved_ratio: _Optional[float] = ..., restarts: _Optional[int] = ..., out_of_memory: _Optional[bool] = ..., token_probe: _Optional[_Union[TokenProbe, _Mapping]] = ...) -> None: ...
 
 class GpuFacts(_message.Message):
     __slots__ = ("health", "detail", "memory_kind", "vram_ratio", "vram_free_bytes", "shared")
