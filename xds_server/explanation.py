@@ -29,6 +29,9 @@ def _lines(answer: Mapping[str, Any]) -> Iterator[str]:
     for tier in answer.get("tiers", ()):
         yield ""
         yield from _lines(tier)
+    for request_class in answer.get("classes", ()):
+        yield ""
+        yield from _lines(request_class)
     for instance in answer.get("instances", ()):
         yield f"{_INDENT}{instance['id']}: {instance['state']}, weight {instance['weight']} ({instance['rule']})"
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from xds_server.core import persist
+from xds_server.core import classes, persist
 from xds_server.core.evaluate import evaluate, initial_state, observe, retarget
 from xds_server.core.inputs import Input
-from xds_server.core.model import InstanceId, Topology
+from xds_server.core.model import ClassName, InstanceId, ModelName, Topology
 from xds_server.core.plan import EndpointHealth, InstancePlan, Plan
 from xds_server.core.policy import Policy
 
@@ -24,22 +24,37 @@ class Fleet:
         self.policy = policy
         self.plan: Plan | None = None
         self._state = initial_state(topology, policy, now)
+        self._division = classes.initial(topology.classes)
 
     def evaluate(self, inputs: Sequence[Input], now: float) -> Plan:
         """Take inputs in and return the plan that follows; it is also kept as `plan`."""
         observed = observe(self._state, inputs, self.policy, now)
-        self._state, self.plan = evaluate(observed, self.policy, now)
+        self._state, plan = evaluate(observed, self.policy, now)
+        self._division, self.plan = classes.divide(self._division, plan)
         return self.plan
+
+    def saw_requests(self, model: ModelName, counts: Mapping[ClassName, float], now: float) -> None:
+        """Take in how many requests of each class proxies saw since the last call.
+
+        It moves the classes' weights with the next evaluation.
+        """
+        self._division = classes.observe(self._division, model, counts, now)
 
     def reconfigure(self, topology: Topology, policy: Policy, now: float) -> None:
         """Go on with another topology or policy; instances that stay keep their state."""
         self._state = retarget(self._state, topology, policy, now)
+        self._division = classes.retarget(self._division, topology.classes)
         self.topology = topology
         self.policy = policy
 
     def dump(self, now: float) -> dict[str, Any] | None:
         """Return what a successor needs to continue, for `StateFile`; None before a plan."""
-        return None if self.plan is None else persist.dump_lazily(self._state, self.plan, now)
+        if self.plan is None:
+            return None
+        document = persist.dump_lazily(self._state, self.plan, now)
+        if self.topology.classes:
+            document["classes"] = classes.dump(self._division)
+        return document
 
     def restore(self, data: Mapping[str, Any], now: float) -> None:
         """Continue where `dump` left off.
@@ -47,7 +62,10 @@ class Fleet:
         Raises:
             ValueError: The data are not from `dump`.
         """
-        self._state = persist.restore(self.topology, self.policy, data, now)
+        state = persist.restore(self.topology, self.policy, data, now)
+        if "classes" in data:
+            self._division = classes.restore(self.topology.classes, data["classes"], now)
+        self._state = state
 
 
 def instance_plans(plan: Plan) -> dict[InstanceId, InstancePlan]:

@@ -6,9 +6,10 @@ from dataclasses import replace
 import pytest
 
 from tests.fakes.brain import Brain, gpu, sample, small_fleet
-from xds_server.core import faults, reasons
+from xds_server.core import classes, faults, reasons
 from xds_server.core.explain import UnknownSubjectError, explain
-from xds_server.core.plan import FaultState, Plan
+from xds_server.core.model import ClassName, RequestClass, WhenCritical
+from xds_server.core.plan import FaultState, Level, Plan
 from xds_server.core.sample import EngineState, GpuHealth
 
 ALL = ("a", "b", "c", "f")
@@ -120,3 +121,39 @@ def test_an_unknown_cause_reads_as_itself():
     track = replace(faults.present(0.0), state=FaultState.DOWN, cause="many_resets")
     assert reasons.track_sentence(track, 0.0) == "Nothing: many resets."
     assert reasons.track_sentence(faults.present(0.0), 1.0).endswith("it was there at the start.")
+
+
+def test_the_classes_of_a_model_are_explained(brain):
+    division = classes.initial(
+        tuple(RequestClass(name=ClassName(name)) for name in ("core", "rest"))
+    )
+    moved = tuple(
+        replace(tier, share=share)
+        for tier, share in zip(brain.plan.models[0].tiers, (0.75, 0.25, 0.0), strict=True)
+    )
+    given = replace(brain.plan, models=(replace(brain.plan.models[0], tiers=moved),))
+    _, plan = classes.divide(division, given)
+    told = explain(plan, "chat/rest")
+    assert (told["kind"], told["rule"]) == ("class", "class_spills")
+    assert told["weights"] == {"primary": 500, "fallback": 500, "static": 0}
+    assert told["calculation"] == (
+        "50.0% of the model's requests; of them go to primary 50.0%, fallback 50.0%, static 0.0%"
+    )
+    assert [each["subject"] for each in explain(plan, "chat")["classes"]] == [
+        "chat/core",
+        "chat/rest",
+    ]
+    assert "classes" not in explain(brain.plan, "chat")
+
+
+def test_a_class_that_is_rejected_says_so(brain):
+    division = classes.initial(
+        (RequestClass(name=ClassName("all"), when_critical=WhenCritical.REJECT),)
+    )
+    first, *others = brain.plan.models[0].tiers
+    critical = replace(brain.plan.models[0], tiers=(replace(first, level=Level.CRITICAL), *others))
+    _, plan = classes.divide(division, replace(brain.plan, models=(critical,)))
+    told = explain(plan, "chat/all")
+    assert told["is_rejected"]
+    assert told["sentence"] == "primary is critical: requests of this class get a 429."
+    assert told["calculation"].endswith("; all of it is rejected for now")

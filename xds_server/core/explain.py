@@ -6,6 +6,7 @@ from typing import Any
 
 from xds_server.core.plan import (
     TIER_WEIGHT_TOTAL,
+    ClassPlan,
     EndpointHealth,
     InstancePlan,
     ModelPlan,
@@ -19,6 +20,7 @@ _STAGES = "Healthy and fresh samples until the hold of this stage is over; a fau
 _LOAD = "Its pressure (KV usage plus queue) moving against the mean of its tier."
 _TELEMETRY = "A fresh sample from its agent."
 _SPILL = "Demand, the tier's capacity (faults, completions) or its queue changing."
+_CLASS = "The tiers' shares, or the classes' shares of the requests, changing."
 _CHANGES = {
     "load_above_mean": _LOAD,
     "load_below_mean": _LOAD,
@@ -42,11 +44,11 @@ class UnknownSubjectError(LookupError):
 
 
 def explain(plan: Plan, subject: str) -> dict[str, Any]:
-    """Explain one model (`chat`), tier (`chat/primary`) or instance (`a100-0`).
+    """Explain one model (`chat`), tier (`chat/primary`), class (`chat/core`) or instance (`a100-0`).
 
     Args:
         plan: The plan in force.
-        subject: A model's name, `model/tier`, or an instance's id.
+        subject: A model's name, `model/tier`, `model/class`, or an instance's id.
 
     Returns:
         Plain JSON values: what it is, the rule that decided, the sentence, the inputs, the calculation,
@@ -64,6 +66,9 @@ def explain(plan: Plan, subject: str) -> dict[str, Any]:
             for instance in tier.instances:
                 if instance.id == subject:
                     return _instance(model, tier, instance)
+        for request_class in model.classes:
+            if f"{model.name}/{request_class.name}" == subject:
+                return _class(model, request_class)
     models = ", ".join(model.name for model in plan.models) or "none"
     tiers = ", ".join(f"{model.name}/{t.name}" for model in plan.models for t in model.tiers)
     instances = ", ".join(i.id for m in plan.models for t in m.tiers for i in t.instances)
@@ -82,6 +87,30 @@ def _model(model: ModelPlan) -> dict[str, Any]:
         "sentence": f"Requests go to {shares}. First tier: {model.tiers[0].reason.text}",
         "changes_when": _SPILL,
         "tiers": [_tier(model, tier) for tier in model.tiers],
+        **({"classes": [_class(model, each) for each in model.classes]} if model.classes else {}),
+    }
+
+
+def _class(model: ModelPlan, request_class: ClassPlan) -> dict[str, Any]:
+    weights = {
+        str(tier.name): weight
+        for tier, weight in zip(model.tiers, request_class.weights, strict=True)
+    }
+    shares = ", ".join(
+        f"{name} {weight / TIER_WEIGHT_TOTAL:.1%}" for name, weight in weights.items()
+    )
+    refused = "; all of it is rejected for now" if request_class.is_rejected else ""
+    return {
+        "subject": f"{model.name}/{request_class.name}",
+        "kind": "class",
+        **_reason(request_class.reason, _CLASS),
+        "demand_ratio": request_class.demand_ratio,
+        "weights": weights,
+        "of": TIER_WEIGHT_TOTAL,
+        "is_rejected": request_class.is_rejected,
+        "calculation": (
+            f"{request_class.demand_ratio:.1%} of the model's requests; of them go to {shares}{refused}"
+        ),
     }
 
 
