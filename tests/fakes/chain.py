@@ -56,6 +56,10 @@ class Answer:
         return self.headers.get("x-degrade-reason")
 
     @property
+    def attempts(self) -> int:
+        return int(self.headers["x-attempt-count"])
+
+    @property
     def story(self) -> tuple[int, str | None, str | None, str | None]:
         """The status and the three headers."""
         return self.status, self.served, self.downgraded, self.reason
@@ -68,6 +72,27 @@ class Answer:
         blocks = self.text.removesuffix("\n\n").split("\n\n")
         assert all(block.startswith("data: ") for block in blocks), self
         return [block.removeprefix("data: ") for block in blocks]
+
+
+async def ask(
+    session: aiohttp.ClientSession,
+    base: str,
+    *,
+    path: str = CHAT,
+    stream: bool | None = None,
+    body: bytes | None = None,
+    headers: dict[str, str] | None = None,
+) -> Answer:
+    """Send one request and read its answer to the end."""
+    asked: dict[str, Any] = {"model": "chat", "messages": []}
+    if stream is not None:
+        asked["stream"] = stream
+    sent = {"content-type": "application/json"} | (headers or {})
+    async with session.post(
+        base + path, data=io.BytesIO(body or json.dumps(asked).encode()), headers=sent
+    ) as response:
+        text = await response.text()
+        return Answer(response.status, text, {k.lower(): v for k, v in response.headers.items()})
 
 
 class ChainLab:
@@ -115,19 +140,9 @@ class ChainLab:
         headers: dict[str, str] | None = None,
     ) -> Answer:
         """Send one request and read its answer to the end."""
-        asked: dict[str, Any] = {"model": "chat", "messages": []}
-        if stream is not None:
-            asked["stream"] = stream
-        sent = {"content-type": "application/json"} | (headers or {})
-        async with self.session.post(
-            self.base + path,
-            data=io.BytesIO(body or json.dumps(asked).encode()),
-            headers=sent,
-        ) as response:
-            text = await response.text()
-            return Answer(
-                response.status, text, {k.lower(): v for k, v in response.headers.items()}
-            )
+        return await ask(
+            self.session, self.base, path=path, stream=stream, body=body, headers=headers
+        )
 
     async def ask_many(self, count: int, **question: Any) -> Counter[Any]:
         """Ask one after the other; count the stories."""

@@ -42,6 +42,12 @@ class ScriptedEngine:
     body: str = ""
     """In place of the answer of a request that does not stream."""
     bytes_received: int = 0
+    _site: web.TCPSite | None = None
+
+    async def stop_listening(self) -> None:
+        """Refuse connections from now on."""
+        assert self._site is not None
+        await self._site.stop()
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         body = await request.read()
@@ -105,6 +111,7 @@ async def scripted_engine(engine: ScriptedEngine) -> AsyncIterator[ScriptedEngin
     site = web.TCPSite(runner, "127.0.0.1", 0)
     await site.start()
     engine.port = runner.addresses[0][1]
+    engine._site = site
     try:
         yield engine
     finally:

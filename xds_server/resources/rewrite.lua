@@ -242,27 +242,34 @@ end
 local REFUSAL = '{"error":{"message":"The body must be a JSON object, and its model a string.",'
   .. '"type":"invalid_request_error","param":null,"code":"invalid_body"}}'
 
+-- The headers are those of the request, whatever the attempt: an earlier one may have left its own length.
+local function set_length(handle, length)
+  local headers = handle:headers()
+  if headers:get("content-length") ~= nil then
+    headers:replace("content-length", tostring(length))
+  end
+end
+
 function envoy_on_request(handle)
   local headers = handle:headers()
   local text = headers:get(HEADER)
-  if text == nil then
-    return
-  end
   headers:remove(HEADER)
-  local told = instruction_of(text)
-  local path = told.absent and match(headers:get(":path"), "^[^?]*")
+  local path = headers:get(":path")
   local body = handle:body()
   if body == nil then
     return
   end
   local length = body:length()
-  if length == 0 then
+  set_length(handle, length)
+  if text == nil or length == 0 then
     return
   end
+  local told = instruction_of(text)
+  path = told.absent and match(path, "^[^?]*")
   local new = rewritten(body:getBytes(0, length), told, path and sub(path, -12) == "/completions")
   if new then
     body:setBytes(new)
-    handle:headers():replace("content-length", tostring(#new))
+    set_length(handle, #new)
   elseif new == false and told.refuses then
     handle:respond({ [":status"] = "400", ["content-type"] = "application/json" }, REFUSAL)
   end
