@@ -226,6 +226,7 @@ class App:
         return health
 
     def _say_started(self, xds_port: int, admin_port: int) -> None:
+        self.topology.say_doubts()
         self._log.info(
             logs.SERVER_STARTED,
             version=__version__,

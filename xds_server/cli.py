@@ -85,6 +85,8 @@ def check_config(config: _ConfigPath) -> None:
     loaded = _load(config)
     instances = sum(1 for _ in loaded.topology.instances())
     models = len(loaded.topology.models)
+    for doubt in loaded.doubts:
+        typer.echo(f"xds-server: warning: {doubt}", err=True)
     typer.echo(f"{config}: OK: {_count(models, 'model')}, {_count(instances, 'instance')}")
 
 

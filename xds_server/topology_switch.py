@@ -59,6 +59,12 @@ class TopologySwitch:
         self._lock = asyncio.Lock()
         self._log = logs.get("config")
 
+    def say_doubts(self) -> None:
+        """Say what of the configuration in use works and is hardly meant."""
+        if self.config.doubts:
+            doubts = [str(each) for each in self.config.doubts]
+            self._log.warning(logs.CONFIG_DOUBTED, config=str(self._path), doubts=doubts)
+
     async def watch(self) -> None:
         """Notice changes of the file until cancelled."""
         async for _ in changes(self._path, asyncio.Event(), known=self.config.text):
@@ -102,6 +108,7 @@ class TopologySwitch:
         self.is_valid = True
         self._switched()
         self._tally.add("fleet_config_reloads_total", "accepted")
+        self.say_doubts()
         self._log.info(logs.CONFIG_RELOADED, config=str(self._path), changed=changed)
 
     def _refuse(self, problems: list[str]) -> None:

@@ -48,8 +48,10 @@ def changed(*replacements: tuple[str, str]) -> list[str]:
             "max_tokens: {scale: 0.5, floor: 16}",
             "max_tokens: null",
             [
-                f'{CHAT}.tiers.fallback.max_tokens: {{"scale": 0.5, "floor": 16, "when_absent": null}}'
-                " -> nothing"
+                (
+                    f'{CHAT}.tiers.fallback.max_tokens: {{"scale": 0.5, "floor": 16, "when_absent": null}}'
+                    " -> nothing"
+                )
             ],
             id="section-gone",
         ),

@@ -95,6 +95,18 @@ def test_check_config_schema_render_and_bootstrap_print_what_they_promise(config
         assert document["dynamic_resources"]["ads_config"]["api_type"] == api
 
 
+def test_check_config_warns_of_an_answer_that_no_client_can_read(config):
+    text = config.read_text()
+    config.write_text(text[: text.index("json: {choices")] + "json: {foo: bar}\n")
+    done = run("check-config", str(config))
+    assert done.exit_code == 0
+    assert done.stdout == f"{config}: OK: 1 model, 3 instances\n"
+    assert done.stderr == (
+        'xds-server: warning: models[0].tiers[2].answer.json: {"foo": "bar"}: expected choices, '
+        "or an error: OpenAI's clients can read nothing else\n"
+    )
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [

@@ -282,8 +282,12 @@ async def test_hanging_up_reloads_and_a_missing_file_keeps_the_last_good(config,
         assert "No such file" in refused["problems"][0]
         assert (await server.get("/readyz"))[0] == 200
         assert await server.metric("fleet_config_valid") == 0
-        config.write_text(DESIGN.replace("high: 0.80", "high: 0.7"))
-        await server.event("config_reloaded", changed=["policy.kv.high: 0.8 -> 0.7"])
+        unreadable = DESIGN.replace("status: 200", "status: 503")
+        config.write_text(unreadable.replace("high: 0.80", "high: 0.7"))
+        doubted = await server.event("config_doubted")
+        assert "retry_after_s: (missing)" in doubted["doubts"][0]
+        status = "models.chat.tiers.static.answer.status: 200 -> 503"
+        await server.event("config_reloaded", changed=[status, "policy.kv.high: 0.8 -> 0.7"])
         assert await server.metric("fleet_config_valid") == 1
         config.write_text(DESIGN + "server: {grace_s: 7}\n")
         await server.event("server_settings_changed")

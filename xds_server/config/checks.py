@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from xds_server.config.addresses import parse_address
+from xds_server.config.answer_checks import check_answer
+from xds_server.config.answer_checks import doubts as answer_doubts
 from xds_server.config.class_checks import check_classes
 from xds_server.config.problems import MISSING, Problem, join
 from xds_server.config.tier_checks import check_tiers
@@ -21,8 +23,28 @@ def check(raw: dict[str, Any]) -> Iterator[Problem]:
     """Yield every problem between values that are each well-formed."""
     yield from _check_models(raw)
     yield from check_classes(raw.get("classes"))
+    for path, answer in _answers(raw):
+        yield from check_answer(path, answer, _class_names(raw))
     policy = raw.get("policy")
     yield from _check_policy(policy if isinstance(policy, dict) else {})
+
+
+def doubts(raw: dict[str, Any]) -> Iterator[Problem]:
+    """Yield what works and is hardly meant in a document without problems."""
+    for path, answer in _answers(raw):
+        yield from answer_doubts(path, answer)
+
+
+def _answers(raw: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    for path, model in _mappings(raw.get("models"), "models"):
+        for where, tier in _mappings(model.get("tiers"), join(path, "tiers")):
+            if tier.get("answer") is not None:
+                yield join(where, "answer"), tier["answer"]
+
+
+def _class_names(raw: dict[str, Any]) -> frozenset[str]:
+    names = (each.get("name") for _, each in _mappings(raw.get("classes"), "classes"))
+    return frozenset(name for name in names if isinstance(name, str))
 
 
 def _check_models(raw: dict[str, Any]) -> Iterator[Problem]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from xds_server.config import schema
 from xds_server.config.addresses import parse_address
-from xds_server.config.checks import check
+from xds_server.config.checks import check, doubts
 from xds_server.config.mirror import to_policy
 from xds_server.config.problems import MISSING, ConfigError, Problem, join
 from xds_server.core.limits import Limit, Tenant, TenantName, Tenants
@@ -27,6 +27,7 @@ from xds_server.core.model import (
     ModelName,
     RequestClass,
     StaticAnswer,
+    StaticTemplate,
     Telemetry,
     Tier,
     TierName,
@@ -48,6 +49,8 @@ class Config:
     """The `server` section as far as it was written; see `settings.py`."""
     text: str = field(default="", repr=False, compare=False)
     """The file as it was read."""
+    doubts: tuple[Problem, ...] = field(default=(), compare=False)
+    """What works and is hardly meant."""
 
     @property
     def discovers(self) -> bool:
@@ -102,6 +105,7 @@ def load_text(text: str, *, source: str = "config") -> Config:
         policy=to_policy(Policy, document.policy),
         server=document.server.model_dump(exclude_none=True),
         text=text,
+        doubts=tuple(doubts(raw)),
     )
 
 
@@ -188,6 +192,8 @@ def _expected(error: Any) -> str:
             return "a mapping"
         case "too_short":
             return "at least one entry"
+        case "string_too_long":
+            return f"at most {context['max_length']} characters"
         case "string_too_short":
             return "text that is not empty"
         case "string_pattern_mismatch":
@@ -195,6 +201,8 @@ def _expected(error: Any) -> str:
                 return f"a name: {schema.NAME_RULE}"
             if context["pattern"] == schema.HEADER_PATTERN:
                 return "the name of a header"
+            if context["pattern"] == schema.LANGUAGE_PATTERN:
+                return "a language as in Accept-Language, like de or pt-BR"
             return "a path that starts with /"
         case "literal_error" | "enum":
             return f"one of {context['expected']}"
@@ -339,11 +347,27 @@ def _tier(section: schema.TierSection, model: schema.ModelSection) -> Tier:
         max_tokens=MaxTokens(scale=short.scale, floor=short.floor, when_absent=short.when_absent)
         if short
         else None,
-        answer=StaticAnswer(
-            status=answer.status, body=answer.json_, retry_after_s=answer.retry_after_s
+        answer=_answer(answer) if answer else None,
+    )
+
+
+def _answer(section: schema.Answer) -> StaticAnswer:
+    templates = tuple(
+        StaticTemplate(
+            name=each.name,
+            answer=_said(each),
+            keywords=tuple(each.when.keywords),
+            classes=tuple(ClassName(name) for name in each.when.classes),
+            languages=tuple(each.when.languages),
         )
-        if answer
-        else None,
+        for each in section.templates
+    )
+    return replace(_said(section), templates=templates)
+
+
+def _said(section: schema.StaticText) -> StaticAnswer:
+    return StaticAnswer(
+        status=section.status, body=section.json_, retry_after_s=section.retry_after_s
     )
 
 

@@ -24,6 +24,9 @@ HEADER_PATTERN = r"^[A-Za-z0-9!#$%&'*+.^_`|~-]+$"
 NAME_RULE = "at most 63 letters, digits, '.', '_' or '-', none of these at an end"
 """The same for people."""
 
+LANGUAGE_PATTERN = r"^[A-Za-z]{2,8}(-[A-Za-z0-9]{1,8})*$"
+"""RFC 5646 in short: `de`, `pt-BR`, `zh-Hant`."""
+
 
 def _is_address(text: str) -> str:
     try:
@@ -51,6 +54,19 @@ def _is_ip(text: str) -> str:
     return text
 
 
+def _is_keyword(text: str) -> str:
+    word = text.removesuffix("*")
+    if not word.strip() or "*" in word or not word.replace(" ", "").isprintable():
+        raise ValueError("a word or a phrase, with a * at the end at most, like refund*")
+    return text
+
+
+def _has_body(status: int) -> int:
+    if status in (204, 205) or 300 <= status <= 399:
+        raise ValueError("a status that comes with a body: 200, or 400-599")
+    return status
+
+
 def _is_domain(text: str) -> str:
     inner = text.removeprefix("*") if text.startswith("*") else text.removesuffix("*")
     if "*" in inner or any(each.isspace() or each == "/" for each in inner):
@@ -76,6 +92,9 @@ Listen = Annotated[str, AfterValidator(_is_listen)]
 Text = Annotated[str, Field(min_length=1)]
 PublicName = Annotated[str, Field(min_length=1, max_length=256)]
 HeaderName = Annotated[str, Field(pattern=HEADER_PATTERN, max_length=256)]
+Keyword = Annotated[str, Field(min_length=1, max_length=64), AfterValidator(_is_keyword)]
+Language = Annotated[str, Field(pattern=LANGUAGE_PATTERN)]
+AnswerStatus = Annotated[Whole, Field(ge=200, le=599), AfterValidator(_has_body)]
 Domain = Annotated[Text, AfterValidator(_is_domain)]
 
 TelemetryKind = Literal["agents", "orca"]
@@ -158,13 +177,41 @@ class MaxTokensSection(Written):
     """The `max_tokens` of completions that ask for none; left out = they stay without."""
 
 
-class Answer(Written):
+class StaticText(Written):
+    """One thing that the static tier says."""
+
+    status: AnswerStatus = 200
+    json_: Annotated[dict[str, Any], Field(alias="json")]
+    """The JSON body, at most 64 KiB; the answers of streaming and of text requests are derived from it."""
+    retry_after_s: Annotated[Whole, Field(ge=0)] | None = None
+    """The header `retry-after`; left out = none."""
+
+
+class When(Written):
+    """Which requests a template is for. Every kind that is given must fit, by any one of its entries."""
+
+    keywords: list[Keyword] = Field(default_factory=list)
+    """Words or phrases in what the user wrote (the newest 32 KiB), whatever their case; with a `*` at the end also
+    as the start of a longer word. All templates together have at most 64."""
+    classes: list[Name] = Field(default_factory=list)
+    """Names of `classes`."""
+    languages: list[Language] = Field(default_factory=list)
+    """What the client likes most by its `Accept-Language`; `de` includes `de-AT`."""
+
+
+class AnswerTemplate(StaticText):
+    """What the static tier says to some requests."""
+
+    name: Name
+    """What the header `x-static-template` and metrics call it."""
+    when: When
+
+
+class Answer(StaticText):
     """What the static tier says."""
 
-    status: Annotated[Whole, Field(ge=200, le=599)] = 200
-    json_: Annotated[dict[str, Any], Field(alias="json")]
-    """The JSON body; the answer of a streaming request is derived from it."""
-    retry_after_s: Annotated[Whole, Field(ge=0)] | None = None
+    templates: list[AnswerTemplate] = Field(default_factory=list)
+    """Other answers for some requests: the first that fits. This one is for the rest, and called `default`."""
 
 
 class AffinitySection(Written):

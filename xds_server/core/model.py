@@ -51,6 +51,23 @@ class StaticAnswer:
     status: int = 200
     body: Mapping[str, Any] = field(default_factory=dict)
     retry_after_s: int | None = None
+    templates: tuple[StaticTemplate, ...] = ()
+    """Answers for some requests, the first that fits; this one is for the rest."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StaticTemplate:
+    """What the static tier says to requests that fit every kind of condition that is given."""
+
+    name: str
+    answer: StaticAnswer
+    """Has no templates of its own."""
+    keywords: tuple[str, ...] = ()
+    """Words or phrases, one of which the prompt must have; none = whatever it has."""
+    classes: tuple[ClassName, ...] = ()
+    """Classes, one of which must be the request's; none = whatever class."""
+    languages: tuple[str, ...] = ()
+    """Languages as in Accept-Language, one of which must be what the client likes most; none = whatever."""
 
 
 class AffinityPolicy(StrEnum):
