@@ -17,7 +17,8 @@ from xds_server.resources import response_match as m
 from xds_server.resources.answer import Dialect, streamed, whole
 from xds_server.resources.no_fallback import honest_cases
 from xds_server.resources.proto import pack, typed
-from xds_server.resources.static_tier import EVENTS, JSON, answer_headers, served_name
+from xds_server.resources.static_routes import EVENTS, JSON, answer_headers
+from xds_server.resources.static_tier import served_name
 
 
 def author_last_net(models: Iterable[Model], failures: FailurePolicy) -> list[Any]:

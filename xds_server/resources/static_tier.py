@@ -7,39 +7,52 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
 from xds_server.core.model import Model, StaticAnswer, Tier
 from xds_server.resources import headers
-from xds_server.resources.answer import Dialect, streamed, whole
 from xds_server.resources.clusters import BUFFER_LIMIT_BYTES
+from xds_server.resources.keywords import keyword_filter
 from xds_server.resources.names import static_listener_name
 from xds_server.resources.proto import Listener, pack, serialize, typed
-from xds_server.resources.request_facts import STREAM, Fact, fact_is, facts_filters
+from xds_server.resources.request_facts import STREAM, facts_filters
 from xds_server.resources.snapshot import Resource
+from xds_server.resources.static_routes import JSON, author_routes
 
 BODY_LIMIT_BYTES = 4096
 """Envoy's default limit of a direct response's body; raised for longer answers."""
-
-JSON = "application/json"
-EVENTS = "text/event-stream"
 
 
 def static_listener(model: Model, tier: Tier) -> Resource:
     """Return the listener of a static tier; models with equal answers share the work."""
     answer = _answer(model, tier)
-    document = json.dumps(answer.body)
-    shape = _shape(document, answer.status, answer.retry_after_s, served_name(tier))
+    shape = _shape(_Said(text=_text(answer), answer=answer), served_name(tier))
     listener = Listener.FromString(shape)
     listener.name = static_listener_name(model.name)
     return Resource.of(listener.name, serialize(listener))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Said:
+    """An answer with its templates, compared by its text."""
+
+    text: str
+    answer: StaticAnswer = field(compare=False)
+
+
+def _text(answer: StaticAnswer) -> str:
+    templates = [
+        [each.name, _text(each.answer), each.keywords, each.classes, each.languages]
+        for each in answer.templates
+    ]
+    return json.dumps([answer.body, answer.status, answer.retry_after_s, templates])
+
+
 @lru_cache(maxsize=256)
-def _shape(document: str, status: int, retry_after_s: int | None, served: str) -> bytes:
-    answer = StaticAnswer(status=status, body=json.loads(document), retry_after_s=retry_after_s)
-    return bytes(_author("", answer, served))
+def _shape(said: _Said, served: str) -> bytes:
+    return bytes(_author("", said.answer, served))
 
 
 def author_static_listener(model: Model, tier: Tier) -> Any:
@@ -51,14 +64,6 @@ def author_static_listener(model: Model, tier: Tier) -> Any:
 def served_name(tier: Tier) -> str:
     """Return what `x-served-model` and the answer call a tier."""
     return tier.serves or tier.name
-
-
-def answer_headers(answer: StaticAnswer, content_type: str) -> list[Any]:
-    """Return the headers that belong to an answer."""
-    result = [headers.add("content-type", content_type)]
-    if answer.retry_after_s is not None:
-        result.append(headers.add("retry-after", str(answer.retry_after_s)))
-    return result
 
 
 def filter_chains(manager: Any) -> list[Any]:
@@ -90,7 +95,7 @@ def _author(name: str, answer: StaticAnswer, served: str) -> Any:
     The `buffer` filter reads each request to its end first: an answer before that makes Envoy close
     the connection. Only here is the body parsed, so other requests never pay for it.
     """
-    routes = _routes(answer, served)
+    routes = author_routes(answer, served)
     longest = max(len(each.direct_response.body.inline_string.encode()) for each in routes)
     config = typed.route.RouteConfiguration(
         name="static",
@@ -103,6 +108,7 @@ def _author(name: str, answer: StaticAnswer, served: str) -> Any:
         http_filters=[
             _http_filter("buffer", typed.buffer.Buffer(max_request_bytes=BUFFER_LIMIT_BYTES)),
             _http_filter("header_mutation", _body_is_json()),
+            *keyword_filter(answer.templates),
             *facts_filters([STREAM]),
             router(),
         ],
@@ -121,41 +127,3 @@ def _body_is_json() -> Any:
     return typed.header_mutation.HeaderMutation(
         mutations=typed.header_mutation.Mutations(request_mutations=[mutation])
     )
-
-
-def _routes(answer: StaticAnswer, served: str) -> list[Any]:
-    """Return the routes; the first match wins: text before chat, the body before the Accept header."""
-    text_path = {
-        "safe_regex": typed.matcher.RegexMatcher(regex=".*/completions"),
-        "headers": [_header(":path", "/chat/completions", invert=True)],
-    }
-    routes = []
-    for dialect, path in ((Dialect.TEXT, text_path), (Dialect.CHAT, {"prefix": "/"})):
-        document = whole(answer.body, dialect=dialect, model=served)
-        cases: list[tuple[dict[str, Any], str, str]] = [({}, document, JSON)]
-        if 200 <= answer.status < 300:  # an error is no stream: its readers expect JSON
-            events = streamed(answer.body, dialect=dialect, model=served)
-            cases = [
-                ({"dynamic_metadata": [fact_is(Fact.STREAM, True)]}, events, EVENTS),
-                ({"dynamic_metadata": [fact_is(Fact.STREAM, False)]}, document, JSON),
-                ({"headers": [_header("accept", EVENTS)]}, events, EVENTS),
-                *cases,
-            ]
-        for condition, text, content_type in cases:
-            match = {**path, **condition}
-            match["headers"] = [*path.get("headers", []), *condition.get("headers", [])]
-            routes.append(
-                typed.route.Route(
-                    match=typed.route.RouteMatch(**match),
-                    direct_response=typed.route.DirectResponseAction(
-                        status=answer.status, body=typed.core.DataSource(inline_string=text)
-                    ),
-                    response_headers_to_add=answer_headers(answer, content_type),
-                )
-            )
-    return routes
-
-
-def _header(name: str, part: str, *, invert: bool = False) -> Any:
-    contains = typed.matcher.StringMatcher(contains=part)
-    return typed.route.HeaderMatcher(name=name, string_match=contains, invert_match=invert)

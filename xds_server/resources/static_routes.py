@@ -1,0 +1,140 @@
+"""Which answer a request gets in a static tier: its route table.
+
+Each template, and at last the answer itself, has the same routes under its own conditions: chat before text, the
+body's `stream` before the Accept header. What is neither chat nor text gets an error: no document that was
+written for a person can be read by a client that asked for embeddings.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from xds_server.core.model import StaticAnswer, StaticTemplate
+from xds_server.resources import headers, keywords
+from xds_server.resources.answer import Dialect, streamed, whole
+from xds_server.resources.errors import error_body
+from xds_server.resources.proto import typed
+from xds_server.resources.request_classes import CLASS_HEADER
+from xds_server.resources.request_facts import Fact, fact_is
+
+JSON = "application/json"
+EVENTS = "text/event-stream"
+DEFAULT = "default"
+"""`x-static-template` of the answer itself."""
+UNAVAILABLE = "unavailable"
+"""`x-static-template` of the error on other paths."""
+RETRY_AFTER_S = 5
+"""When a client of another path may come back, where the answer does not say: as long as Envoy's first ejection."""
+
+_PATHS = {Dialect.CHAT: ".*/chat/completions/?", Dialect.TEXT: ".*/completions/?"}
+"""Chat comes first: its paths end like the others."""
+
+
+def author_routes(answer: StaticAnswer, served: str) -> list[Any]:
+    """Return the routes of an answer with its templates; the first match wins."""
+    routes: list[Any] = []
+    rest = StaticTemplate(name=DEFAULT, answer=answer)
+    for template in (*answer.templates, rest):
+        conditions = _conditions(template)
+        for dialect in _PATHS:
+            routes += _spoken(template, dialect, conditions, served)
+    return [*routes, _unavailable(answer)]
+
+
+def answer_headers(
+    answer: StaticAnswer, content_type: str, *, template: str = DEFAULT
+) -> list[Any]:
+    """Return the headers that belong to an answer."""
+    result = [
+        headers.add("content-type", content_type),
+        headers.add(headers.STATIC_TEMPLATE, headers.literal(template)),
+    ]
+    if answer.retry_after_s is not None:
+        result.append(headers.add("retry-after", str(answer.retry_after_s)))
+    return result
+
+
+def _spoken(
+    template: StaticTemplate, dialect: Dialect, conditions: Sequence[Any], served: str
+) -> Iterator[Any]:
+    """Yield the routes of one template in one dialect: plain, and streamed where it is no error."""
+    answer = template.answer
+    document = whole(answer.body, dialect=dialect, model=served)
+    cases: list[tuple[dict[str, Any], str, str]] = [({}, document, JSON)]
+    if 200 <= answer.status < 300:  # an error is no stream: its readers expect JSON
+        events = streamed(answer.body, dialect=dialect, model=served)
+        cases = [
+            ({"dynamic_metadata": [fact_is(Fact.STREAM, True)]}, events, EVENTS),
+            ({"dynamic_metadata": [fact_is(Fact.STREAM, False)]}, document, JSON),
+            ({"headers": [_has("accept", EVENTS)]}, events, EVENTS),
+            *cases,
+        ]
+    for condition, text, content_type in cases:
+        match = {"safe_regex": _regex(_PATHS[dialect]), **condition}
+        match["headers"] = [*conditions, *condition.get("headers", ())]
+        added = answer_headers(answer, content_type, template=template.name)
+        yield _route(match, answer.status, text, added)
+
+
+def _unavailable(answer: StaticAnswer) -> Any:
+    text = error_body(
+        "No engine can take this request now, and its path has no static answer.",
+        kind="server_error",
+        code="unavailable",
+    )
+    again = RETRY_AFTER_S if answer.retry_after_s is None else answer.retry_after_s
+    added = answer_headers(StaticAnswer(retry_after_s=again), JSON, template=UNAVAILABLE)
+    return _route({"prefix": "/"}, 503, text, added)
+
+
+def _route(match: dict[str, Any], status: int, text: str, added: list[Any]) -> Any:
+    return typed.route.Route(
+        match=typed.route.RouteMatch(**match),
+        direct_response=typed.route.DirectResponseAction(
+            status=status, body=typed.core.DataSource(inline_string=text)
+        ),
+        response_headers_to_add=added,
+    )
+
+
+def _conditions(template: StaticTemplate) -> list[Any]:
+    """Return the conditions of a template, all of which must hold."""
+    conditions = []
+    if template.classes:
+        names = "|".join(re.escape(each) for each in template.classes)
+        conditions.append(_matches(CLASS_HEADER, names))
+    if template.languages:
+        conditions.append(_matches("accept-language", language_pattern(template.languages)))
+    if template.keywords:
+        conditions.append(_has(keywords.HEADER, f" {template.name} "))
+    return conditions
+
+
+def language_pattern(languages: Sequence[str]) -> str:
+    """Return the RE2 pattern of Accept-Language headers that like one of these languages most.
+
+    That is the first one listed whose quality is 1, which is meant where none is told; if all say less, the first
+    listed. A language includes its regions: `de` is meant by `de-AT` too.
+    """
+    wanted = "|".join(re.escape(each) for each in languages)
+    tag = rf"\s*(?:{wanted})(?:-[a-z0-9-]+)?\s*"
+    less = r"[^,]*;\s*q\s*=\s*0[^,]*"
+    best = rf"(?:{less},)*{tag}(?:;\s*q\s*=\s*1[^,;]*)?(?:,.*)?"
+    first = rf"{tag};\s*q\s*=\s*0\.\d*[1-9]\d*\s*(?:,{less})*"
+    return rf"(?i)(?:{best}|{first})"
+
+
+def _regex(pattern: str) -> Any:
+    return typed.matcher.RegexMatcher(regex=pattern)
+
+
+def _matches(name: str, pattern: str) -> Any:
+    match = typed.matcher.StringMatcher(safe_regex=_regex(pattern))
+    return typed.route.HeaderMatcher(name=name, string_match=match)
+
+
+def _has(name: str, part: str) -> Any:
+    match = typed.matcher.StringMatcher(contains=part)
+    return typed.route.HeaderMatcher(name=name, string_match=match)
