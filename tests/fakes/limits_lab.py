@@ -102,6 +102,11 @@ class LimitsLab:
         """Ask at the same time."""
         return await asyncio.gather(*(self.ask(body, **question) for _ in range(count)))
 
+    async def is_ejected(self, tier: str, proxy: str = "one") -> bool:
+        """Whether a proxy has ejected every endpoint of a tier."""
+        hosts = (await self.envoys[proxy].clusters())[f"chat/{tier}"]
+        return all(each["health_status"].get("failed_outlier_check") for each in hosts)
+
     async def assert_all_accepted(self) -> None:
         """Assert that every Envoy took everything it was sent, and complains of nothing."""
         for envoy in self.envoys.values():

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
 
-from tests.fakes.limits_lab import limits_lab
+from tests.fakes.limits_lab import JSON, limits_lab
 from xds_server.core.limits import Limit
 from xds_server.core.policy import AdmissionPolicy
 
@@ -30,3 +31,68 @@ async def test_a_model_admits_no_more_tokens_than_its_limit(tmp_path: Path, delt
         assert refused.headers["content-type"] == "application/json"
         assert int(refused.headers["retry-after"]) >= 1
         assert refused.headers["x-degrade-reason"] == "rate_limited"
+
+
+async def test_what_is_over_a_tiers_limit_goes_on_to_the_static_answer(tmp_path: Path) -> None:
+    limit, policy = Limit(tokens_per_second=10), bucket_of(10, tokens=500)
+    async with limits_lab(tmp_path, fallback=limit, admission=policy) as lab:
+        lab.big.mode = "500"
+        replies = [await lab.ask(b'{"max_tokens": 90}') for _ in range(8)]
+        assert [each.status for each in replies] == [200] * 8
+        assert [each.served for each in replies] == ["llama-3-8b"] * 5 + ["static"] * 3
+        # What the control plane sends there counts in the same bucket.
+        lab.plan((0, 100, 0))
+        replies = [await lab.ask(b'{"max_tokens": 90}') for _ in range(3)]
+        assert [each.served for each in replies] == ["static"] * 3
+        await lab.assert_all_accepted()
+
+
+async def test_concurrency_beyond_a_tiers_limit_goes_on_to_the_next_tier(tmp_path: Path) -> None:
+    async with limits_lab(tmp_path, primary=Limit(concurrency=2)) as lab:
+        lab.big.plain_s = 0.4
+        replies = await lab.ask_at_once(6)
+        assert [each.status for each in replies] == [200] * 6
+        served = sorted(each.served or "" for each in replies)
+        assert served == ["llama-3-70b"] * 2 + ["llama-3-8b"] * 4
+        await lab.assert_all_accepted()
+
+
+async def test_a_queue_holds_what_it_may_and_the_rest_goes_on(tmp_path: Path) -> None:
+    async with limits_lab(tmp_path, primary=Limit(concurrency=2, queue=3)) as lab:
+        await lab.ask()
+        lab.big.plain_s = 0.3
+        replies = await lab.ask_at_once(8)
+        served = sorted(each.served or "" for each in replies)
+        assert served.count("llama-3-70b") in (4, 5)  # One connection is there already, or two.
+        assert served.count("llama-3-8b") == 8 - served.count("llama-3-70b")
+
+
+async def test_a_hung_engine_behind_a_gate_is_ejected(tmp_path: Path) -> None:
+    async with limits_lab(tmp_path, primary=Limit(requests_per_second=1000)) as lab:
+        lab.big.mode = "hang"
+        first = await lab.ask()
+        assert (first.status, first.served) == (200, "llama-3-8b")
+        assert first.headers["x-degrade-reason"]
+        await lab.ask_at_once(3)
+        assert await lab.is_ejected("primary")
+        started = time.monotonic()
+        assert (await lab.ask()).served == "llama-3-8b"
+        assert time.monotonic() - started < 0.5
+
+
+async def test_streams_pass_a_gate_and_a_strict_request_is_told_of_its_limit(
+    tmp_path: Path,
+) -> None:
+    limit, policy = Limit(tokens_per_second=10), bucket_of(10, tokens=100)
+    async with limits_lab(tmp_path, primary=limit, admission=policy) as lab:
+        body = b'{"stream": true, "max_tokens": 60}'
+        streamed = await lab.ask(body)
+        assert streamed.headers["content-type"] == "text/event-stream"
+        assert streamed.text.endswith("data: [DONE]\n\n")
+        assert streamed.served == "llama-3-70b"
+        strict = await lab.ask(body, headers={**JSON, "x-no-fallback": "true"})
+        assert strict.status == 429
+        assert strict.error["code"] == "rate_limited"
+        assert int(strict.headers["retry-after"]) >= 1
+        assert (await lab.ask(body)).served == "llama-3-8b"
+        await lab.assert_all_accepted()

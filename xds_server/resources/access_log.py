@@ -21,12 +21,11 @@ LOG_NAME = "evidence"
 BUFFER_BYTES = 16_384
 """What a worker collects before it sends early; Envoy's default."""
 
-REQUEST_HEADERS = ("x-request-class",)
 RESPONSE_HEADERS = (
     headers.SERVED_MODEL,
     headers.DOWNGRADED,
     headers.DEGRADE_REASON,
-    "x-static-template",
+    headers.STATIC_TEMPLATE,
 )
 
 FLAGS = ("UF", "UC", "UR", "UT", "LR", "UPE", "SI", "UMSDR", "DPE")
@@ -62,6 +61,14 @@ def attempt_log(policy: EvidencePolicy) -> list[Any]:
     return [_log(policy, a.AccessLogFilter(or_filter=failed))]
 
 
+def every_attempt_log(policy: EvidencePolicy) -> list[Any]:
+    """Return the log of all attempts, for the router of a gate.
+
+    The request's own entry cannot say which endpoint its last attempt reached there.
+    """
+    return [_log(policy)] if policy.access_log else []
+
+
 def _log(policy: EvidencePolicy, only: Any = None) -> Any:
     service = typed.core.GrpcService(
         envoy_grpc=typed.core.GrpcServiceEnvoyGrpc(cluster_name=CONTROL_PLANE)
@@ -75,7 +82,6 @@ def _log(policy: EvidencePolicy, only: Any = None) -> Any:
             buffer_flush_interval=duration(policy.flush_s),
             buffer_size_bytes=BUFFER_BYTES,
         ),
-        additional_request_headers_to_log=list(REQUEST_HEADERS),
         additional_response_headers_to_log=list(RESPONSE_HEADERS),
     )
     return typed.accesslog.AccessLog(

@@ -54,11 +54,16 @@ class SnapshotBuilder:
                     policy.failures,
                     capability,
                     health=policy.health,
+                    rewriting=policy.rewrite,
                     classes=topology.classes,
                 ),
             ),
             snapshot.LISTENER: _snapshot_of(
-                snapshot.LISTENER, listener_resources(topology, policy, capability)
+                snapshot.LISTENER,
+                [
+                    *listener_resources(topology, policy, capability),
+                    *(limits.gate_listeners(policy.evidence) if limits else ()),
+                ],
             ),
         }
         # As for a fleet of one proxy; whoever knows of more serves each its part instead.

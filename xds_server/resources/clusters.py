@@ -12,14 +12,15 @@ from functools import lru_cache
 from typing import Any
 
 from xds_server.core.model import Affinity, Model, RequestClass, Tier
-from xds_server.core.policy import FailurePolicy, HealthPolicy
+from xds_server.core.policy import FailurePolicy, HealthPolicy, RewritePolicy
 from xds_server.resources import affinity, health, orca
 from xds_server.resources.capability import Capability
+from xds_server.resources.entrances import entrance, gate_name, is_gated
 from xds_server.resources.headers import chain_filters, metadata, tier_metadata
 from xds_server.resources.names import METADATA, chain_name, cluster_name, static_listener_name
-from xds_server.resources.proto import Cluster, duration, pack, serialize, typed
+from xds_server.resources.proto import Cluster, duration, pack, serialize, to_upb, typed
 from xds_server.resources.request_classes import all_repeats
-from xds_server.resources.rewrite import any_is_rewritten
+from xds_server.resources.rewrite import any_is_rewritten, instruction
 from xds_server.resources.routes import walk_from
 from xds_server.resources.snapshot import Resource
 
@@ -65,16 +66,19 @@ class TierTraits:
     health_path: str | None = None
     affinity: Affinity | None = None
     leads: bool = False
-    """It is the first tier: strict routes (`no_fallback`) name its cluster without a chain ..."""
+    """It is the first tier and has no gate: strict routes (`no_fallback`) name its cluster without a chain ..."""
     rewrites: bool = False
     """... and with bodies rewritten for it."""
+    concurrency: int | None = None
+    queue: int | None = None
+    """As in its limit; what does not fit is a 503 that its gate hands on to the chain."""
 
     @classmethod
     def of(
         cls, model: Model, tier: Tier, *, failures: FailurePolicy, health: HealthPolicy
     ) -> TierTraits:
         """Collect the traits of a tier."""
-        leads = tier is model.tiers[0]
+        leads = tier is model.tiers[0] and not is_gated(tier)
         return cls(
             failures=failures,
             health=health,
@@ -82,6 +86,8 @@ class TierTraits:
             affinity=tier.affinity,
             leads=leads,
             rewrites=leads and any_is_rewritten(model, [tier]),
+            concurrency=tier.limit.concurrency,
+            queue=tier.limit.queue,
         )
 
 
@@ -91,15 +97,19 @@ def cluster_resources(
     capability: Capability,
     *,
     health: HealthPolicy,
+    rewriting: RewritePolicy,
     classes: Sequence[RequestClass] = (),
 ) -> Iterator[Resource]:
-    """Yield every model's clusters and chains, in chain order."""
+    """Yield every model's clusters, gates and chains, in chain order."""
     for model in models:
-        names = [cluster_name(model.name, tier.name) for tier in model.tiers]
+        names = [entrance(model, tier) for tier in model.tiers]
         for index, (name, tier) in enumerate(zip(names, model.tiers, strict=True)):
             if not tier.is_static:
                 traits = TierTraits.of(model, tier, failures=failures, health=health)
-                yield _named(Cluster.FromString(_tier_shape(traits, capability)), name)
+                own = cluster_name(model.name, tier.name)
+                yield _named(Cluster.FromString(_tier_shape(traits, capability)), own)
+                if is_gated(tier) and capability is not Capability.GRPC:
+                    yield _gate(model, tier, instruction(model, tier, rewriting))
                 if capability is not Capability.GRPC:
                     rewrites = any_is_rewritten(model, model.tiers[index:])
                     chain = Cluster.FromString(_chain_shape(index, capability, rewrites=rewrites))
@@ -118,6 +128,15 @@ def cluster_resources(
                 fields = endpoint.metadata.filter_metadata[METADATA].fields
                 fields["model"].string_value = tier.serves or tier.name
                 yield _named(static, name)
+
+
+def _gate(model: Model, tier: Tier, told: str) -> Resource:
+    """Return the cluster that leads to a tier's gate, and speaks for the tier's endpoints in the chain."""
+    index, name = model.tiers.index(tier), gate_name(model, tier)
+    facts = tier_metadata(index=index, model=tier.serves, rewrite=told)
+    filters = chain_filters(index, rewrites=any_is_rewritten(model, [tier]))
+    cluster = author_internal_cluster(name, listener=name, facts=facts, http_filters=filters)
+    return Resource.of(name, serialize(to_upb(Cluster, cluster)))
 
 
 def _named(cluster: Cluster, name: str) -> Resource:
@@ -167,7 +186,7 @@ def author_tier_cluster(name: str, *, traits: TierTraits, capability: Capability
     if capability is Capability.GRPC:
         return cluster
     cluster.per_connection_buffer_limit_bytes = BUFFER_LIMIT_BYTES
-    cluster.circuit_breakers = _breakers()
+    cluster.circuit_breakers = _breakers(traits.concurrency, traits.queue)
     cluster.typed_extension_protocol_options = _http_options(
         idle_s=KEEP_ALIVE_S,
         http_filters=chain_filters(0, rewrites=traits.rewrites) if traits.leads else [],
@@ -196,7 +215,16 @@ def author_tier_cluster(name: str, *, traits: TierTraits, capability: Capability
 
 
 def author_static_cluster(name: str, *, index: int, listener: str, served: str, final: bool) -> Any:
-    """Author the cluster whose one endpoint is the internal listener with the static answer.
+    """Author the cluster whose one endpoint is the internal listener with the static answer."""
+    facts = tier_metadata(index=index, model=served, final=final)
+    filters = chain_filters(index)
+    return author_internal_cluster(name, listener=listener, facts=facts, http_filters=filters)
+
+
+def author_internal_cluster(
+    name: str, *, listener: str, facts: dict[str, str], http_filters: Sequence[Any]
+) -> Any:
+    """Author a cluster whose one endpoint is an internal listener, with the metadata `facts`.
 
     Its filters run where a route names it; in a chain the chain's run instead.
     """
@@ -204,8 +232,7 @@ def author_static_cluster(name: str, *, index: int, listener: str, served: str, 
     address = typed.core.Address(
         envoy_internal_address=typed.core.EnvoyInternalAddress(server_listener_name=listener)
     )
-    facts = metadata(tier_metadata(index=index, model=served, final=final))
-    endpoint = e.LbEndpoint(endpoint=e.Endpoint(address=address), metadata=facts)
+    endpoint = e.LbEndpoint(endpoint=e.Endpoint(address=address), metadata=metadata(facts))
     return c.Cluster(
         name=name,
         type=c.ClusterDiscoveryType.STATIC,
@@ -215,7 +242,7 @@ def author_static_cluster(name: str, *, index: int, listener: str, served: str, 
         load_assignment=e.ClusterLoadAssignment(
             cluster_name=name, endpoints=[e.LocalityLbEndpoints(lb_endpoints=[endpoint])]
         ),
-        typed_extension_protocol_options=_http_options(http_filters=chain_filters(index)),
+        typed_extension_protocol_options=_http_options(http_filters=http_filters),
     )
 
 
@@ -266,10 +293,19 @@ def chain_config(members: Sequence[str], capability: Capability) -> Any:
     return typed.composite.ClusterConfig(clusters=[entry(name=each) for each in members])
 
 
-def _breakers() -> Any:
+def _breakers(concurrency: int | None = None, queue: int | None = None) -> Any:
+    """Bound the requests in progress, and those that wait for one of these to end.
+
+    Only connections make requests wait: over HTTP/1.1 each carries one request at a time. Without a queue nothing
+    may wait, not even for its connection to be made, so there requests are counted instead.
+    """
     thresholds = typed.cluster.CircuitBreakersThresholds(
         max_connections=UNBOUNDED, max_pending_requests=UNBOUNDED, max_requests=UNBOUNDED
     )
+    if concurrency is not None and queue:
+        thresholds.max_connections, thresholds.max_pending_requests = concurrency, queue
+    elif concurrency is not None:
+        thresholds.max_requests = concurrency
     return typed.cluster.CircuitBreakers(thresholds=[thresholds])
 
 

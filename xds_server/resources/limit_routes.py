@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from xds_server.core.model import Model, Topology
-from xds_server.core.policy import AdmissionPolicy
+from xds_server.core.model import Model, ModelName, Topology
+from xds_server.core.policy import AdmissionPolicy, EvidencePolicy
 from xds_server.resources.admission import TOKENS_HEADER, counts_tokens, limits_clients
+from xds_server.resources.entrances import is_gated
+from xds_server.resources.gates import PATIENCE_HEADER, Patience, gate_listener
 from xds_server.resources.limit_rules import CLASS, COUNTED, MODEL, YES, Unit, tier_rules
 from xds_server.resources.names import METADATA
 from xds_server.resources.proto import Route
 from xds_server.resources.refusals import uncounted_routes
+from xds_server.resources.snapshot import Resource
 from xds_server.resources.token_cost import cost_command
 
 _OVERWRITE = 2
@@ -25,6 +28,7 @@ class LimitRoutes:
         self._topology = topology
         self._cost = cost_command(policy)
         self._marks = limits_clients(topology)
+        self._patiences: dict[ModelName, set[Patience]] = {}
 
     def refusals(self, model: Model, conditions: Sequence[Any]) -> list[Route]:
         """Return the routes that come before a model's own; `conditions` on the body make requests its."""
@@ -33,14 +37,29 @@ class LimitRoutes:
         return uncounted_routes(model.prefix, conditions)
 
     def mark(self, route: Route, model: Model, class_name: str = "") -> None:
-        """Say on a route whose requests it carries, and have it tell the tiers' limiters what they cost."""
+        """Say on a route whose requests it carries, and have it tell gates what they cost and may take."""
         if self._marks:
             fields = route.metadata.filter_metadata[METADATA].fields
             fields[MODEL].string_value = model.name
             fields[COUNTED].string_value = YES
             if class_name:
                 fields[CLASS].string_value = class_name
-        rules = [rule for tier in model.tiers for rule in tier_rules(tier)]
-        if any(rule.unit is Unit.TOKENS for rule in rules):
-            option = route.request_headers_to_add.add(append_action=_OVERWRITE)
-            option.header.key, option.header.value = TOKENS_HEADER, self._cost
+        gated = [tier for tier in model.tiers if is_gated(tier)]
+        if gated and route.HasField("route"):
+            patience = Patience.of(route)
+            self._patiences.setdefault(model.name, set()).add(patience)
+            _tell(route, PATIENCE_HEADER, str(patience))
+        if any(rule.unit is Unit.TOKENS for tier in gated for rule in tier_rules(tier)):
+            _tell(route, TOKENS_HEADER, self._cost)
+
+    def gate_listeners(self, evidence: EvidencePolicy) -> Iterator[Resource]:
+        """Yield the listeners of all gates. Every route must have been marked before."""
+        for model in self._topology.models:
+            for tier in model.tiers:
+                if is_gated(tier):
+                    yield gate_listener(model, tier, self._patiences[model.name], evidence)
+
+
+def _tell(route: Route, header: str, value: str) -> None:
+    option = route.request_headers_to_add.add(append_action=_OVERWRITE)
+    option.header.key, option.header.value = header, value

@@ -8,6 +8,8 @@ CONTROL_PLANE = "xds"
 """The cluster of a proxy's bootstrap that leads here."""
 LISTENER_NAME = "llm"
 ROUTE_CONFIG_NAME = "llm"
+GATE_ROUTE = "gate"
+"""The route inside a gate; an entry in the access log with this name is about one attempt."""
 METADATA = "llm"
 """Namespace of the metadata on endpoints and requests."""
 

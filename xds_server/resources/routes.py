@@ -21,6 +21,7 @@ from xds_server.core.plan import TIER_WEIGHT_TOTAL
 from xds_server.core.policy import FailurePolicy
 from xds_server.resources import affinity, headers, model_routing, orca, request_classes
 from xds_server.resources.capability import Capability
+from xds_server.resources.entrances import entrance
 from xds_server.resources.names import chain_name, cluster_name
 from xds_server.resources.no_fallback import strict
 from xds_server.resources.proto import (
@@ -189,7 +190,7 @@ def model_routes(
             request_classes.adopt(route, model, request_class)
     if capability is Capability.GRPC or model.tiers[0].is_static:
         return routes
-    first = cluster_name(model.name, model.tiers[0].name)
+    first = entrance(model, model.tiers[0])
     return [each for route in routes for each in (strict(route, first), route)]
 
 
