@@ -99,7 +99,9 @@ METRICS: dict[str, Metric] = {
         "counter", "Requests answered statically.", ("model", "class", "template")
     ),
     "fleet_attempts_total": Metric(
-        "counter", "Attempts at instances, by how they ended.", ("model", "tier", "outcome")
+        "counter",
+        "Attempts at an instance, by how they ended.",
+        ("model", "tier", "instance", "outcome"),
     ),
     "fleet_degraded_request_ratio": Metric(
         "gauge",
@@ -114,11 +116,48 @@ METRICS: dict[str, Metric] = {
     "fleet_retry_amplification_ratio": Metric(
         "gauge", "Attempts at engines per request over the last minute.", ("model", "class")
     ),
+    "fleet_attempt_failure_ratio": Metric(
+        "gauge", "Share of the recent attempts at a tier that failed.", ("model", "tier")
+    ),
+    "fleet_attempt_latency_seconds": Metric(
+        "gauge",
+        "Recent whole answers of a tier, from the start of the attempt.",
+        ("model", "tier", "quantile"),
+    ),
+    "fleet_first_byte_seconds": Metric(
+        "gauge",
+        "Recent first bytes of a tier's answers, from the start of the attempt.",
+        ("model", "tier", "quantile"),
+    ),
+    "fleet_requests_in_progress": Metric(
+        "gauge", "Requests that proxies have running at an instance.", ("model", "tier", "instance")
+    ),
+    "fleet_kv_cache_allocation_failure_rate": Metric(
+        "gauge",
+        "Requests per second that engines put back because the KV cache was full.",
+        ("model", "tier"),
+    ),
+    "fleet_oom_restart_loop_count": Metric(
+        "gauge",
+        "Instances that get nothing because they ran out of memory or restarted too often.",
+        ("model", "tier"),
+    ),
+    "fleet_token_admission_load": Metric(
+        "gauge", "Tokens admitted per second as a share of the limit.", ("model", "class")
+    ),
     "fleet_load_reported_attempts_total": Metric(
         "counter", "Attempts at instances as proxies count them.", ("model", "tier", "kind")
     ),
     "fleet_evidence_verdicts_total": Metric(
         "counter", "Times that what proxies saw spoke against an instance.", ("cause",)
+    ),
+    "fleet_engine_reports_total": Metric(
+        "counter", "Answers in which an engine reported its load (ORCA).", ("model", "tier")
+    ),
+    "fleet_agent_doubted": Metric(
+        "gauge",
+        "1 while load reports of its engine contradict an agent, or come though the agent is silent.",
+        ("model", "tier", "instance", "standing"),
     ),
     # How it comes here.
     "fleet_evidence_streams": Metric("gauge", "Open streams of logs and load reports."),
@@ -154,12 +193,20 @@ class Tally:
 
     def __init__(self) -> None:
         self.counts: dict[tuple[str, Labels], float] = {}
+        self.gauges: dict[tuple[str, Labels], float] = {}
         self.histograms: dict[str, list[float]] = {}
 
     def add(self, name: str, *labels: str, by: float = 1.0) -> None:
         """Count `by` more."""
         key = (name, labels)
         self.counts[key] = self.counts.get(key, 0.0) + by
+
+    def set(self, name: str, *labels: str, value: float | None) -> None:
+        """Set a gauge to what it is now; None takes it away."""
+        if value is None:
+            self.gauges.pop((name, labels), None)
+        else:
+            self.gauges[name, labels] = value
 
     def count(self, name: str, *labels: str) -> float:
         """Return a counter."""
@@ -189,6 +236,7 @@ class Exposition:
             readings=[
                 *self._gauges(),
                 *((name, labels, value) for (name, labels), value in self._tally.counts.items()),
+                *((name, labels, value) for (name, labels), value in self._tally.gauges.items()),
             ],
             histograms={name: list(rows) for name, rows in self._tally.histograms.items()},
         )

@@ -21,7 +21,6 @@ from xds_server.core.evidence import (
     bucket,
     outcome,
     percentile,
-    summarize,
 )
 from xds_server.core.policy import EvidencePolicy
 from xds_server.core.requests import RequestWindow
@@ -143,15 +142,13 @@ def test_a_window_without_a_pause_keeps_a_bounded_number_of_slices():
     assert 1000 <= window.counts(99.99)[OK] <= 1100
 
 
-def test_a_tier_is_its_endpoints_together():
-    one, other = Window(10.0), Window(10.0)
-    one.add(1.0, OK, latency_s=1.0)
-    other.add(1.0, ERROR)
-    other.add(1.0, OK, latency_s=3.0)
-    both = summarize([one, other], 1.0)
-    assert both.outcomes == {OK: 2, ERROR: 1}
-    assert (both.attempts, both.failures) == (3, 1)
-    assert both.latency.p99 == pytest.approx(3.0, rel=0.03)
+def test_a_summary_tells_failures_from_the_rest():
+    window = Window(10.0)
+    for each in (OK, OK, ERROR, REJECTED, Outcome.TIMEOUT):
+        window.add(1.0, each)
+    summary = window.summary(1.0)
+    assert summary.outcomes == {OK: 2, ERROR: 1, REJECTED: 1, Outcome.TIMEOUT: 1}
+    assert (summary.attempts, summary.failures) == (5, 2)
 
 
 def accrual(**changes):

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter, deque
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import accumulate
@@ -214,7 +214,15 @@ class Window:
 
     def summary(self, now: float) -> Summary:
         """Return what the window holds."""
-        return summarize([self], now)
+        latency: Counter[int] = Counter()
+        first_byte: Counter[int] = Counter()
+        outcomes = self.counts(now)
+        for slot in self._slots:
+            latency.update(slot.latency)
+            first_byte.update(slot.first_byte)
+        return Summary(
+            outcomes=dict(outcomes), latency=Times.of(latency), first_byte=Times.of(first_byte)
+        )
 
     def _slot(self, now: float) -> _Slot:
         if not self._slots or now >= self._slots[-1].until:
@@ -231,22 +239,6 @@ class Window:
     def is_empty(self) -> bool:
         """Whether nothing is held, as of the last call."""
         return not self._slots
-
-
-def summarize(windows: Iterable[Window], now: float) -> Summary:
-    """Return what several windows hold together: those of a tier's endpoints."""
-    outcomes: Counter[Outcome] = Counter()
-    latency: Counter[int] = Counter()
-    first_byte: Counter[int] = Counter()
-    for window in windows:
-        window._forget(now)  # noqa: SLF001 - the same module
-        for slot in window._slots:  # noqa: SLF001
-            outcomes.update(slot.outcomes)
-            latency.update(slot.latency)
-            first_byte.update(slot.first_byte)
-    return Summary(
-        outcomes=dict(outcomes), latency=Times.of(latency), first_byte=Times.of(first_byte)
-    )
 
 
 class Verdict(NamedTuple):

@@ -34,7 +34,7 @@ class Entry(NamedTuple):
     downgraded: bool
     reason: str
     template: str
-    request_class: str
+    """Which static answer it was, if it was one."""
 
 
 class LogMessage(NamedTuple):

@@ -38,22 +38,18 @@ class Places:
         }
         self.tiers: dict[str, TierPlace] = {}
         """By name of the cluster."""
-        self.models = {model.name for model in topology.models}
+        self.routes: dict[str, tuple[ModelName, str]] = {}
+        """Model and class by name of the route; the class is empty where there are none."""
         self._static: dict[ModelName, tuple[str, TierPlace]] = {}
         for model in topology.models:
+            self.routes[model.name] = (model.name, "")
+            for each in topology.classes:
+                self.routes[f"{model.name}/{each.name}"] = (model.name, each.name)
             for index, tier in enumerate(model.tiers):
                 place = TierPlace(model.name, tier.name, index, tier.is_static)
                 self.tiers[cluster_name(model.name, tier.name)] = place
                 if tier.is_static:
                     self._static[model.name] = (tier.serves or tier.name, place)
-
-    def model_of(self, route: str) -> ModelName | None:
-        """Return the model of a route's name; routes of a class are called `model/class`."""
-        name = ModelName(route)
-        if name in self.models:
-            return name
-        name = ModelName(route.partition("/")[0])
-        return name if name in self.models else None
 
     def answered_by(self, model: ModelName, *, cluster: str, served: str) -> TierPlace | None:
         """Return the tier that answered.

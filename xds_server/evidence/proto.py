@@ -18,6 +18,7 @@ from xds_server.evidence.entry import (
     LoadReport,
     LogMessage,
 )
+from xds_server.resources.headers import DEGRADE_REASON, DOWNGRADED, SERVED_MODEL, STATIC_TEMPLATE
 
 SERVICE_FILES = (als_pb2, lrs_pb2)
 """Loaded so that server reflection can describe the services, which are handlers of bytes."""
@@ -119,11 +120,10 @@ def _entry(message: Any, *, is_request: bool) -> Entry:
         _since(started, first),
         _since(started, last),
         _seconds(common, "duration") or 0.0,
-        headers.get("x-served-model", ""),
-        "x-model-downgraded" in headers,
-        headers.get("x-degrade-reason", ""),
-        headers.get("x-static-template", ""),
-        message.request.request_headers.get("x-request-class", ""),
+        headers.get(SERVED_MODEL, ""),
+        DOWNGRADED in headers,
+        headers.get(DEGRADE_REASON, ""),
+        headers.get(STATIC_TEMPLATE, ""),
     )
 
 
