@@ -11,7 +11,7 @@ from lupa import luajit21
 
 _HANDLE = """
 return function(body, headers)
-  local set = {}
+  local set, marks = {}, {}
   local function same(_, name) return headers[name] end
   local held = {
     get = same,
@@ -26,8 +26,13 @@ return function(body, headers)
     headers = function() return held end,
     body = function() return body ~= nil and read or nil end,
     clearRouteCache = function() set.route_is_cleared = "yes" end,
+    streamInfo = function()
+      return { dynamicMetadata = function()
+        return { set = function(_, _, key, value) marks[key] = value end }
+      end }
+    end,
   })
-  return set
+  return set, marks
 end
 """
 
@@ -42,8 +47,20 @@ class LuaFilter:
 
     def ask(self, body: bytes | None, headers: dict[str, str] | None = None) -> dict[str, str]:
         """Send a request; return the headers that the program set."""
+        headers_set, _ = self._run(body, headers)
+        return {key.decode(): value.decode() for key, value in headers_set.items()}
+
+    def facts(self, body: bytes | None, headers: dict[str, str] | None = None) -> dict[str, Any]:
+        """Send a request; return the dynamic metadata that the program set."""
+        _, marks = self._run(body, headers)
+        return {
+            key.decode(): value.decode() if isinstance(value, bytes) else value
+            for key, value in marks.items()
+        }
+
+    def _run(self, body: bytes | None, headers: dict[str, str] | None) -> tuple[Any, Any]:
         table = self._lua.table_from(
             {key.encode(): value.encode() for key, value in (headers or {}).items()}
         )
-        found: Any = self._ask(body, table)
-        return {key.decode(): value.decode() for key, value in found.items()}
+        found: tuple[Any, Any] = self._ask(body, table)
+        return found

@@ -9,8 +9,8 @@ import json
 import aiohttp
 import pytest
 import pytest_asyncio
-from envoy.extensions.filters.http.json_to_metadata.v3 import (
-    json_to_metadata_pb2,  # noqa: F401 - MessageToDict finds it by name
+from envoy.extensions.filters.http.lua.v3 import (
+    lua_pb2,  # noqa: F401 - MessageToDict finds it by name
 )
 from envoy.extensions.filters.http.router.v3 import router_pb2  # noqa: F401
 from envoy.extensions.filters.network.http_connection_manager.v3 import (
@@ -65,8 +65,8 @@ BODIES = {
     "a byte order mark": (b'\xef\xbb\xbf{"model": "m"}', MISSING | {"model": "m"}),
     "a very long model": (b'{"model": "%s"}' % (b"x" * 20_000), MISSING),
     "no body": (b"", MISSING),
-    "a list": (b'[{"model": "m"}]', MISSING),
-    "a number": (b"5", MISSING),
+    "a list": (b'[{"model": "m"}]', ERROR),
+    "a number": (b"5", ERROR),
     "cut short": (b'{"model": "m"', ERROR),
     "more after the end": (b'{"model": "m"} x', ERROR),
     "a comment": (b'{"model": "m" /* x */}', ERROR),
@@ -76,7 +76,11 @@ BODIES = {
     "UTF-16": ('{"model": "m"}'.encode("utf-16"), ERROR),
     "not a number": (b'{"max_tokens": NaN}', ERROR),
     "beyond a double": (b'{"max_tokens": 1e999}', ERROR),
-    "a very deep list": (b'{"model": "m", "x": %s}' % (b"[" * 20_000 + b"]" * 20_000), ERROR),
+    "not a number, elsewhere": (b'{"model": "m", "x": NaN}', MISSING | {"model": "m"}),
+    "a very deep list": (
+        b'{"model": "m", "x": %s}' % (b"[" * 20_000 + b"]" * 20_000),
+        MISSING | {"model": "m"},
+    ),
     "five megabytes": (
         b'{"prompt": "%s", "model": "m"}' % (b"x" * 5_000_000),
         MISSING | {"model": "m"},

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.fakes.lua_filter import LuaFilter
 from xds_server.resources.proto import parse_any
 from xds_server.resources.request_facts import STREAM, Fact, Reading, facts_filters, merge
 
 
-def rules_of(readings):
+def read(readings, body, content_type="application/json"):
     (only,) = facts_filters(merge(readings))
-    return parse_any(only.typed_config).request_rules
+    code = parse_any(only.typed_config).default_source_code.inline_string
+    return LuaFilter(code).facts(body, {"content-type": content_type} if content_type else {})
 
 
 def test_without_readings_there_is_no_filter():
@@ -20,8 +24,10 @@ def test_without_readings_there_is_no_filter():
 
 
 def test_each_fact_is_read_once_whoever_needs_it():
-    rules = rules_of([Reading(fact=Fact.MODEL), STREAM, STREAM, Reading(fact=Fact.MODEL)]).rules
-    assert [rule.selectors[0].key for rule in rules] == ["stream", "model"]
+    readings = [Reading(fact=Fact.MODEL), STREAM, STREAM, Reading(fact=Fact.MODEL)]
+    assert [each.fact for each in merge(readings)] == ["stream", "model"]
+    body = b'{"model": "m", "stream": true, "max_tokens": 5}'
+    assert read(readings, body) == {"model": "m", "stream": True}
 
 
 @given(st.lists(st.sampled_from(Fact)))
@@ -49,26 +55,57 @@ def test_two_values_for_the_same_fact_are_refused(what):
 
 
 def test_a_value_stands_in_with_its_own_type():
-    rules = rules_of(
-        [
-            Reading(fact=Fact.STREAM, missing=False),
-            Reading(fact=Fact.MODEL, missing="none", error=""),
-            Reading(fact=Fact.MAX_TOKENS, missing=0, error=7.5),
-        ]
-    ).rules
-    stream, model, tokens = rules
-    assert stream.on_missing.value.bool_value is False
-    assert stream.on_error is None
-    assert model.on_missing.value.string_value == "none"
-    assert model.on_error.value.string_value == ""
-    assert tokens.on_missing.value.number_value == 0
-    assert tokens.on_error.value.number_value == 7.5
+    readings = [
+        Reading(fact=Fact.STREAM, missing=False),
+        Reading(fact=Fact.MODEL, missing='no"ne\\', error=""),
+        Reading(fact=Fact.MAX_TOKENS, missing=0, error=7.5),
+    ]
+    assert read(readings, b"{}") == {"stream": False, "model": 'no"ne\\', "max_tokens": 0}
+    assert read(readings, b"") == {"stream": False, "model": 'no"ne\\', "max_tokens": 0}
+    assert read(readings, b"{") == {"model": "", "max_tokens": 7.5}
 
 
 def test_only_a_part_that_may_not_be_bypassed_reads_bodies_of_every_type():
-    rules = rules_of([STREAM])
-    assert "application/json" in rules.allow_content_types
-    assert rules.allow_content_types_regex is None
-    rules = rules_of([STREAM, Reading(fact=Fact.MODEL, any_content_type=True)])
-    assert rules.allow_content_types_regex.regex == ".*"
-    assert rules.allow_empty_content_type
+    body = b'{"stream": true}'
+    assert read([STREAM], body) == {"stream": True}
+    assert read([STREAM], body, "application/vnd.api+JSON") == {"stream": True}
+    assert read([STREAM], body, "text/plain") == {}
+    assert read([STREAM], body, None) == {}
+    everything = [STREAM, Reading(fact=Fact.MODEL, any_content_type=True)]
+    assert read(everything, body, "text/plain") == {"stream": True}
+    assert read(everything, body, None) == {"stream": True}
+
+
+JSON = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**70), 2**70)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(st.characters(exclude_categories=["Cs"])),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from(["model", "stream", "x", '"', "\\"]), inner, max_size=3)
+    ),
+    max_leaves=8,
+)
+FACTS = tuple(Reading(fact=fact) for fact in Fact)
+
+
+@given(
+    st.dictionaries(st.sampled_from([*Fact, "messages", "é", 'q"', "\\u006dodel"]), JSON),
+    st.booleans(),
+    st.sampled_from([None, 2]),
+)
+def test_the_facts_are_what_an_engine_reads(document, ascii_only, indent):
+    body = json.dumps(document, ensure_ascii=ascii_only, indent=indent).encode()
+    expected = {
+        key: float(value) if type(value) is int else value
+        for key, value in document.items()
+        if key in list(Fact) and isinstance(value, str | bool | int | float)
+    }
+    assert read(FACTS, body) == expected
+
+
+@given(st.binary(max_size=40))
+def test_no_bytes_break_the_filter(body):
+    assert isinstance(read(FACTS, body, "application/json"), dict)

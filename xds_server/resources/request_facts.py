@@ -1,14 +1,17 @@
 """What a request's JSON body says at its top level, copied to where routes and filters can read it.
 
-Parsing the body is the dearest thing a proxy does for a request, so there is one filter per listener that
-reads exactly what the configuration needs, and none where nothing is needed. A part of the configuration
-says what it needs as `Reading`s; `merge` puts those of all parts together.
+There is one filter per listener that reads exactly what the configuration needs, and none where nothing is
+needed. A part of the configuration says what it needs as `Reading`s; `merge` puts those of all parts together.
 
     filters += facts_filters(merge([*stream_readings, *model_readings, *limit_readings]))
 
 Each fact ends up as dynamic metadata, namespace `METADATA`, key = the fact's name in the body, with the type that the
 JSON value has (a number as a double, text as text, true and false; what is null, a list or a mapping counts as
-missing). What Envoy 1.40 does was seen on the real one; `tests/integration/test_request_facts.py` keeps it true.
+missing).
+
+The filter is Lua, and reads the outline of the body as the rewriting does, so that what is routed, counted and rewritten
+is the same. Envoy's own json_to_metadata, which the design names, parses all of it: beside a bare route, a body of
+20 KB took 2.4 times as long instead of 1.1, and one of 200 KB seven times instead of 1.3 (1.40, one thread).
 """
 
 from __future__ import annotations
@@ -18,8 +21,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+from xds_server.resources.lua import lua_filter, program, quoted
 from xds_server.resources.names import METADATA
-from xds_server.resources.proto import pack, typed
+from xds_server.resources.proto import typed
 
 Value = str | float | bool
 
@@ -44,19 +48,12 @@ class Reading:
     error: Value | None = None
     """In place of what cannot be read because the body is no JSON; None leaves no mark."""
     any_content_type: bool = False
-    """Read the body whatever its content type says: who limits or refuses by a fact may not be bypassed
-    by a header that engines ignore."""
+    """Read the body whatever its content type says, and not only where that speaks of JSON: who limits or refuses by
+    a fact may not be bypassed by a header that engines ignore."""
 
 
 STREAM = Reading(fact=Fact.STREAM)
 """Whether the answer is to be streamed; no mark where the body does not say."""
-
-_JSON_TYPES = tuple(
-    f"application/json{rest}"
-    for rest in ("", "; charset=utf-8", ";charset=utf-8", "; charset=UTF-8", ";charset=UTF-8")
-)
-"""Envoy compares the whole header."""
-
 
 def merge(readings: Iterable[Reading]) -> tuple[Reading, ...]:
     """Return one reading per fact, in the order of `Fact`.
@@ -86,19 +83,26 @@ def facts_filters(readings: Sequence[Reading]) -> list[Any]:
     """Author the filter for readings that are merged, as a list of one; none for none."""
     if not readings:
         return []
-    j = typed.json_to_metadata
-    rules = j.JsonToMetadataMatchRules(rules=[_rule(each) for each in readings])
-    if any(each.any_content_type for each in readings):
-        rules.allow_content_types_regex = typed.matcher.RegexMatcher(regex=".*")
-        rules.allow_empty_content_type = True
-    else:
-        rules.allow_content_types = list(_JSON_TYPES)
-    return [
-        typed.hcm.HttpFilter(
-            name="envoy.filters.http.json_to_metadata",
-            typed_config=pack(j.JsonToMetadata(request_rules=rules)),
-        )
-    ]
+    rows = [f"[{quoted(each.fact)}] = {{ {_stand_ins(each)} }}" for each in readings]
+    reads_all = any(each.any_content_type for each in readings)
+    constants = (
+        f"local NAMESPACE = {quoted(METADATA)}",
+        f"local NAMES = {{ {', '.join(quoted(each.fact) for each in readings)} }}",
+        f"local FACTS = {{ {', '.join(rows)} }}",
+        f"local ANY_CONTENT_TYPE = {_lua(reads_all)}",
+    )
+    return [lua_filter("\n".join((*constants, program("outline.lua", "facts.lua"))))]
+
+
+def _stand_ins(reading: Reading) -> str:
+    values = {"missing": reading.missing, "error": reading.error}
+    return ", ".join(f"{key} = {_lua(value)}" for key, value in values.items() if value is not None)
+
+
+def _lua(value: Value) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return quoted(value) if isinstance(value, str) else repr(value)
 
 
 def fact_is(fact: Fact, value: Value) -> Any:
@@ -130,34 +134,3 @@ def fact_is_present(fact: Fact) -> Any:
 def _condition(fact: Fact, value: Any) -> Any:
     segment = typed.matcher.MetadataMatcherPathSegment(key=fact.value)
     return typed.matcher.MetadataMatcher(filter=METADATA, path=[segment], value=value)
-
-
-def _rule(reading: Reading) -> Any:
-    j = typed.json_to_metadata
-    rule = j.JsonToMetadataRule(
-        selectors=[j.JsonToMetadataSelector(key=reading.fact.value)],
-        on_present=_pair(reading.fact),
-    )
-    if reading.missing is not None:
-        rule.on_missing = _pair(reading.fact, reading.missing)
-    if reading.error is not None:
-        rule.on_error = _pair(reading.fact, reading.error)
-    return rule
-
-
-def _pair(fact: Fact, value: Value | None = None) -> Any:
-    pair = typed.json_to_metadata.JsonToMetadataKeyValuePair(
-        metadata_namespace=METADATA, key=fact.value
-    )
-    if value is not None:
-        pair.value = _value(value)
-    return pair
-
-
-def _value(value: Value) -> Any:
-    wrapped = typed.protobuf.Value
-    if isinstance(value, bool):
-        return wrapped(bool_value=value)
-    if isinstance(value, str):
-        return wrapped(string_value=value)
-    return wrapped(number_value=value)

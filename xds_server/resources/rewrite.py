@@ -13,14 +13,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from functools import cache
-from importlib import resources
 from typing import Any
 
 from xds_server.core.model import Model, Tier
 from xds_server.core.policy import RewritePolicy
+from xds_server.resources.lua import lua_filter, program
 from xds_server.resources.names import METADATA
-from xds_server.resources.proto import pack, typed
+from xds_server.resources.proto import typed
 
 HEADER = "x-fleet-rewrite"
 """Between the two filters only: a client's own is removed, and engines do not see it."""
@@ -82,13 +81,4 @@ def instruct() -> list[Any]:
 
 def rewrite_filter() -> Any:
     """Return the Lua filter. It comes after the one that carries `instruct`."""
-    code = typed.lua.Lua(default_source_code=typed.core.DataSource(inline_string=lua()))
-    return typed.hcm.HttpFilter(name="envoy.filters.http.lua", typed_config=pack(code))
-
-
-@cache
-def lua() -> str:
-    """Return the program, without the comments and the indentation that only people need."""
-    source = resources.files(__package__).joinpath("rewrite.lua").read_text(encoding="utf-8")
-    lines = (line.strip() for line in source.splitlines())
-    return "\n".join(line for line in lines if line and not line.startswith("--"))
+    return lua_filter(program("outline.lua", "rewrite.lua"))

@@ -1,0 +1,192 @@
+-- Copies what a body says at its top level into dynamic metadata; see request_facts.py, which puts NAMESPACE,
+-- FACTS and ANY_CONTENT_TYPE in front. Stands behind outline.lua.
+
+local TEXT_LONGEST = 4096 -- in the body; no name of a model is as long
+
+local UNESCAPED = {
+  ['"'] = '"', ["\\"] = "\\", ["/"] = "/", b = "\b", f = "\f", n = "\n", r = "\r", t = "\t",
+}
+
+local function utf8(code)
+  if code < 0x80 then
+    return char(code)
+  elseif code < 0x800 then
+    return char(0xC0 + floor(code / 0x40), 0x80 + code % 0x40)
+  elseif code < 0x10000 then
+    return char(0xE0 + floor(code / 0x1000), 0x80 + floor(code / 0x40) % 0x40, 0x80 + code % 0x40)
+  end
+  return char(0xF0 + floor(code / 0x40000), 0x80 + floor(code / 0x1000) % 0x40,
+    0x80 + floor(code / 0x40) % 0x40, 0x80 + code % 0x40)
+end
+
+-- Whether a text is UTF-8: metadata holds nothing else.
+local function is_utf8(text)
+  local at, size = 1, #text
+  while at <= size do
+    local c = byte(text, at)
+    local more = c < 0x80 and 0 or c >= 0xC2 and c < 0xE0 and 1 or c >= 0xE0 and c < 0xF0 and 2
+      or c >= 0xF0 and c < 0xF5 and 3
+    if not more or at + more > size then
+      return false
+    end
+    local second = byte(text, at + 1)
+    if c == 0xE0 and second < 0xA0 or c == 0xED and second > 0x9F or c == 0xF0 and second < 0x90
+        or c == 0xF4 and second > 0x8F then
+      return false
+    end
+    for next = at + 1, at + more do
+      local follows = byte(text, next)
+      if follows < 0x80 or follows > 0xBF then
+        return false
+      end
+    end
+    at = at + more + 1
+  end
+  return true
+end
+
+-- The text that a JSON string stands for; nil if it is none.
+local function text_of(raw)
+  if find(raw, "\\", 1, true) == nil then
+    return is_utf8(raw) and raw or nil
+  end
+  local parts, count, at = {}, 0, 1
+  while true do
+    local slash = find(raw, "\\", at, true)
+    count = count + 1
+    parts[count] = sub(raw, at, (slash or 0) - 1)
+    if slash == nil then
+      break
+    end
+    local kind = sub(raw, slash + 1, slash + 1)
+    local part = UNESCAPED[kind]
+    at = slash + 2
+    if kind == "u" then
+      local code = tonumber(match(raw, "^%x%x%x%x", at) or "", 16)
+      at = at + 4
+      if code and code >= 0xD800 and code < 0xDC00 then
+        local low = tonumber(match(raw, "^\\u(%x%x%x%x)", at) or "", 16)
+        code = low and low >= 0xDC00 and low < 0xE000 and 0x10000 + (code - 0xD800) * 0x400 + low - 0xDC00
+        at = at + 6
+      elseif code and code >= 0xDC00 and code < 0xE000 then
+        code = nil
+      end
+      part = code and utf8(code)
+    end
+    if not part then
+      return nil
+    end
+    count = count + 1
+    parts[count] = part
+  end
+  local text = concat(parts)
+  return is_utf8(text) and text or nil
+end
+
+-- The value as metadata holds it, and whether it can be read. Null, lists and mappings are none.
+local function value_of(text, start, at, c)
+  if c == 34 then
+    if at - start > TEXT_LONGEST then
+      return nil, true
+    end
+    local value = text_of(sub(text, start + 1, at - 2))
+    return value, value ~= nil
+  elseif c == 123 or c == 91 then
+    return nil, true
+  end
+  local word = sub(text, start, at - 1)
+  if word == "true" then
+    return true, true
+  elseif word == "false" then
+    return false, true
+  elseif word == "null" then
+    return nil, true
+  end
+  local number = match(word, "^-?%d+%.?%d*[eE]?[+-]?%d*$") and tonumber(word)
+  if not number or number - number ~= 0 then -- what is beyond a double is infinite
+    return nil, false
+  end
+  return number, true
+end
+
+-- Puts the facts that are wanted into `facts`; returns whether the body can be read. Of a key that is there
+-- twice the last counts, as for engines.
+local function read(text, facts)
+  local at, c = after_space(text, sub(text, 1, 3) == "\239\187\191" and 4 or 1)
+  if c ~= 123 then
+    return false
+  end
+  at, c = after_space(text, at + 1)
+  local more = c ~= 125
+  while more do
+    if c ~= 34 then
+      return false
+    end
+    local start = at + 1
+    at = after_string(text, start)
+    if at == nil then
+      return false
+    end
+    local key = at - start <= KEY_LONGEST + 1 and unescaped(sub(text, start, at - 2))
+    at, c = after_space(text, at)
+    if c ~= 58 then
+      return false
+    end
+    start, c = after_space(text, at + 1)
+    at = after_value(text, start, c)
+    if at == nil then
+      return false
+    end
+    if FACTS[key] then
+      local value, readable = value_of(text, start, at, c)
+      if not readable then
+        return false
+      end
+      facts[key] = value
+    end
+    at, c = after_space(text, at)
+    if c == 44 then
+      at, c = after_space(text, at + 1)
+    elseif c == 125 then
+      more = false
+    else
+      return false
+    end
+  end
+  local _, rest = after_space(text, at + 1)
+  return rest == nil
+end
+
+function envoy_on_request(handle)
+  if not ANY_CONTENT_TYPE then
+    local kind = handle:headers():get("content-type")
+    if kind == nil or find(lower(kind), "json", 1, true) == nil then
+      return
+    end
+  end
+  local body = handle:body()
+  local length = body and body:length() or 0
+  local facts = {}
+  local readable = length == 0 or read(body:getBytes(0, length), facts)
+  local metadata, found = nil, false
+  for index = 1, #NAMES do
+    local name = NAMES[index]
+    local value
+    if not readable then
+      value = FACTS[name].error
+    else
+      value = facts[name]
+      if value == nil then
+        value = FACTS[name].missing
+      end
+    end
+    if value ~= nil then
+      metadata = metadata or handle:streamInfo():dynamicMetadata()
+      metadata:set(NAMESPACE, name, value)
+      found = true
+    end
+  end
+  if found then -- routes match on facts
+    handle:clearRouteCache()
+  end
+end
