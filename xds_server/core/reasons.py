@@ -6,6 +6,7 @@ for ten thousand instances that nobody asks about.
 
 from __future__ import annotations
 
+from xds_server.core.evidence import IN_ROW, RATE
 from xds_server.core.faults import Track
 from xds_server.core.plan import FaultState, Freshness, LoadBasis, Reason
 from xds_server.core.sentences import (
@@ -33,6 +34,8 @@ _NOW = {
     "gpu_reset_required": "its GPU needs a reset",
     "agent_drain": "its agent drains it",
     "operator_drain": "an operator drains it",
+    IN_ROW: "proxies saw its requests fail",
+    RATE: "proxies saw too many of its requests fail",
 }
 _AFTER = {
     "joined": "it joined the running fleet",
@@ -46,6 +49,8 @@ _AFTER = {
     "out_of_memory": "its engine ran out of memory",
     "gpu_lost": "it lost a GPU",
     "gpu_reset_required": "its GPU needed a reset",
+    IN_ROW: "proxies saw its requests fail",
+    RATE: "proxies saw too many of its requests fail",
     "undrained": "its drain was taken back",
     "silent_trial": "it was down and has been silent since: a trial",
     "recovered": "it stayed healthy through every stage",
@@ -70,6 +75,8 @@ def track_sentence(track: Track, ceiling: float) -> str:
         A sentence, with the agent's or operator's own words where there are any.
     """
     detail = f" ({track.detail})" if track.detail else ""
+    if track.seen:
+        detail += f", {track.seen}"
     now = _NOW.get(track.cause, track.cause.replace("_", " ")) + detail
     after = _AFTER.get(track.cause, track.cause.replace("_", " ")) + detail
     if track.state is FaultState.HEALTHY:
@@ -88,6 +95,8 @@ def for_track(track: Track, ceiling: float) -> Reason:
     inputs: dict[str, float | str] = {"ceiling": ceiling}
     if track.detail:
         inputs["detail"] = track.detail
+    if track.seen:
+        inputs["proxies"] = track.seen
     if track.is_ramping:
         inputs["stage"] = float(track.stage)
         inputs["hold_s"] = track.hold_s
