@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import collections
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -89,3 +91,73 @@ async def test_a_request_that_envoy_logs_is_seen_in_the_metrics(tmp_path):
         assert 'fleet_degraded_request_ratio{class="",model="chat"} 0.0' in text
         assert 'fleet_retry_amplification_ratio{class="",model="chat"} 1.0' in text
         assert await made.server.metric("fleet_evidence_refused_total") == 0
+
+
+async def test_metrics_agree_with_what_the_clients_counted(tmp_path):
+    """A mix of everything, compared with the clients' and the engines' own counts."""
+    async with lab(tmp_path) as made:
+        counted: collections.Counter[str] = collections.Counter()
+
+        async def ask(number: int) -> None:
+            answer = await made.ask(stream=bool(number % 2))
+            counted[answer.headers.get("x-served-model", "none")] += 1
+
+        async def phase(requests: int, big: str, small: str) -> None:
+            made.big.mode, made.small.mode = big, small
+            for start in range(0, requests, 10):
+                await asyncio.gather(*(ask(start + number) for number in range(10)))
+
+        await phase(300, "ok", "ok")
+        await phase(200, "429", "ok")  # back-pressure: nobody is ejected
+        await phase(100, "429", "429")
+        await phase(100, "ok", "ok")
+        await phase(100, "500", "ok")
+        await phase(100, "500", "500")
+        total = counted.total()
+        assert total == 900
+        attempts = made.big.requests + made.small.requests
+
+        async def all_seen() -> bool:
+            return await made.server.metric("fleet_requests_total") == total
+
+        await eventually(all_seen, what="every request in /metrics", timeout_s=10)
+        _, text = await made.server.get("/metrics")
+        degraded = value_of(text, 'fleet_degraded_request_ratio{class="",model="chat"}')
+        assert degraded == pytest.approx((total - counted["big"]) / total, rel=0.01)
+        static = sum(values_of(text, "fleet_static_answer_ratio"))
+        assert static == pytest.approx(counted["static"] / total, rel=0.01)
+        assert counted["static"] > 50
+        amplification = value_of(text, 'fleet_retry_amplification_ratio{class="",model="chat"}')
+        assert amplification == pytest.approx(attempts / total, rel=0.01)
+        assert sum(values_of(text, "fleet_attempts_total")) == pytest.approx(attempts, rel=0.01)
+        for tier, served in (("primary", "big"), ("fallback", "small"), ("static", "static")):
+            line = f'fleet_requests_total{{class="",model="chat",outcome="ok",tier="{tier}"}}'
+            assert value_of(text, line) == pytest.approx(counted[served], rel=0.01)
+        assert sum(values_of(text, "fleet_evidence_refused_total")) == 0
+
+        async def load_agrees() -> bool:
+            name = "fleet_load_reported_attempts_total"
+            _, now = await made.server.get("/metrics")
+            issued = sum(
+                float(line.rpartition(" ")[2])
+                for line in now.splitlines()
+                if line.startswith(name) and 'kind="issued"' in line
+            )
+            return issued == pytest.approx(attempts, rel=0.01)
+
+        await eventually(load_agrees, what="the load reports agree", timeout_s=5)
+
+
+def values_of(text: str, name: str) -> list[float]:
+    return [
+        float(line.rpartition(" ")[2])
+        for line in text.splitlines()
+        if line.startswith((name + "{", name + " "))
+    ]
+
+
+def value_of(text: str, line: str) -> float:
+    (found,) = [
+        float(each.rpartition(" ")[2]) for each in text.splitlines() if each.startswith(line)
+    ]
+    return found
