@@ -16,6 +16,7 @@ from typing import Any
 
 import aiohttp
 
+from tests.fakes.echo_engine import EchoEngine, echo_engine
 from tests.fakes.envoy import RealEnvoy, running_envoy
 from tests.fakes.plans import a_model, a_plan, a_static_tier, a_tier, a_topology
 from tests.fakes.scripted_engine import ScriptedEngine, scripted_engine
@@ -94,7 +95,7 @@ class LimitsLab:
         async with self.session.post(
             url, data=body, headers=sent, skip_auto_headers=["content-type"]
         ) as response:
-            text = await response.text()
+            text = (await response.read()).decode(errors="replace")
             found = {name.lower(): value for name, value in response.headers.items()}
             return Reply(response.status, text, found)
 
@@ -125,10 +126,14 @@ async def limits_lab(
     tenants: Tenants | None = None,
     classes: tuple[RequestClass, ...] = (),
     admission: AdmissionPolicy | None = None,
+    echo: EchoEngine | None = None,
     proxies: Sequence[str] = ("one",),
     delta: bool = False,
 ) -> AsyncIterator[LimitsLab]:
-    """Run a chain of a 70B, an 8B and a static answer with limits, behind one proxy per name."""
+    """Run a chain of a 70B, an 8B and a static answer with limits, behind one proxy per name.
+
+    With `echo`, that engine is the 70B.
+    """
     policy = Policy(
         failures=FailurePolicy(header_timeout_s=1.0, answer_timeout_s=None),
         admission=admission or AdmissionPolicy(largest_request_tokens=1),
@@ -137,9 +142,12 @@ async def limits_lab(
         big, small = ScriptedEngine("llama-3-70b"), ScriptedEngine("llama-3-8b")
         for engine in (big, small):
             await stack.enter_async_context(scripted_engine(engine))
+        if echo is not None:
+            await stack.enter_async_context(echo_engine(echo))
+        first_port = big.port if echo is None else echo.port
         model = a_model(
             tiers=[
-                replace(a_tier("primary", "llama-3-70b", [big.port]), limit=primary or Limit()),
+                replace(a_tier("primary", "llama-3-70b", [first_port]), limit=primary or Limit()),
                 replace(a_tier("fallback", "llama-3-8b", [small.port]), limit=fallback or Limit()),
                 a_static_tier(),
             ]

@@ -63,7 +63,7 @@ BODIES = {
     "an exponent": (b'{"max_tokens": 1.5e3}', MISSING | {"max_tokens": 1500}),
     "endless digits": (b'{"max_tokens": 1%s}' % (b"0" * 30), MISSING | {"max_tokens": 1e30}),
     "a byte order mark": (b'\xef\xbb\xbf{"model": "m"}', MISSING | {"model": "m"}),
-    "a very long model": (b'{"model": "%s"}' % (b"x" * 20_000), MISSING),
+    "a very long model": (b'{"model": "%s"}' % (b"x" * 20_000), ERROR),
     "no body": (b"", MISSING),
     "a list": (b'[{"model": "m"}]', ERROR),
     "a number": (b"5", ERROR),

@@ -86,8 +86,8 @@ end
 -- The value as metadata holds it, and whether it can be read. Null, lists and mappings are none.
 local function value_of(text, start, at, c)
   if c == 34 then
-    if at - start > TEXT_LONGEST then
-      return nil, true
+    if at - start > TEXT_LONGEST then -- as missing, a long text could stand for a number that engines read
+      return nil, false
     end
     local value = text_of(sub(text, start + 1, at - 2))
     return value, value ~= nil
