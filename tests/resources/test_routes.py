@@ -169,4 +169,4 @@ def test_without_it_no_body_is_parsed():
         policy = Policy(failures=FailurePolicy(answer_timeout_s=answer_timeout_s))
         builder = SnapshotBuilder(topology, policy, Capability.COMPOSITE)
         listener = builder.build(a_plan(topology)).of_type(served.LISTENER).resources["llm"]
-        assert (b"json_to_metadata" in listener.body) is expected
+        assert (b"envoy.filters.http.lua" in listener.body) is expected

@@ -78,7 +78,6 @@ class _Typed:
         "hcm": "envoy.extensions.filters.network.http_connection_manager.v3",
         "header_mutation": "envoy.extensions.filters.http.header_mutation.v3",
         "http_options": "envoy.extensions.upstreams.http.v3",
-        "json_to_metadata": "envoy.extensions.filters.http.json_to_metadata.v3",
         "listener": "envoy.config.listener.v3",
         "local_ratelimit": "envoy.extensions.filters.http.local_ratelimit.v3",
         "lua": "envoy.extensions.filters.http.lua.v3",
