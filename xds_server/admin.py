@@ -47,6 +47,10 @@ class Inside:
     """Why proxies are not answered yet; None when they are."""
     drain: Callable[[str, bool, str, str], None]
     """Instance, draining, who, why; raises `UnknownInstanceError`."""
+    evidence: Callable[[], Mapping[str, Any]]
+    """What proxies saw of requests."""
+    note: Callable[[str], str] = lambda _: ""
+    """What else is to be said of an instance; empty = nothing."""
 
 
 def make_app(inside: Inside) -> Starlette:
@@ -62,6 +66,7 @@ def make_app(inside: Inside) -> Starlette:
         Route("/debug/snapshot", pages.snapshot),
         Route("/debug/syncz", pages.syncz),
         Route("/debug/explain", pages.explain),
+        Route("/debug/evidence", pages.evidence),
         Route("/drain/{instance}", pages.drain, methods=["POST"]),
         Route("/undrain/{instance}", pages.undrain, methods=["POST"]),
     ]
@@ -123,9 +128,14 @@ class _Pages:
         if plan is None:
             return _error(503, "there is no plan yet")
         try:
-            return _json(explain(plan, subject))
+            answer = explain(plan, subject)
         except LookupError as error:
             return _error(404, str(error.args[0]) if error.args else f"unknown subject {subject!r}")
+        note = self._inside.note(subject) if answer["kind"] == "instance" else ""
+        return _json({**answer, "note": note} if note else answer)
+
+    async def evidence(self, _: Request) -> Response:
+        return await asyncio.to_thread(_json, self._inside.evidence())
 
     async def drain(self, request: Request) -> Response:
         return self._drain(request, draining=True)

@@ -220,10 +220,11 @@ class ControlLoop:
             self._log.exception(logs.EVALUATION_FAILED, inputs=[repr(each) for each in inputs[:3]])
             return None
         for event in plan.events:
-            self._tell(event)
+            self.tell(event)
         return plan
 
-    def _tell(self, event: Event) -> None:
+    def tell(self, event: Event) -> None:
+        """Count and log something that happened."""
         self._tally.add("fleet_events_total", event.name)
         fields: dict[str, object] = {"model": event.model, "tier": event.tier}
         if event.instance:

@@ -25,6 +25,8 @@ def _lines(answer: Mapping[str, Any]) -> Iterator[str]:
     yield f"{answer['subject']}{_state(answer)}: {answer['sentence']}"
     if "calculation" in answer:
         yield f"{_INDENT}{answer['calculation']}"
+    if "note" in answer:
+        yield f"{_INDENT}{answer['note']}"
     yield f"{_INDENT}What changes it: {answer['changes_when']}"
     for tier in answer.get("tiers", ()):
         yield ""

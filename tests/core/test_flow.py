@@ -65,6 +65,21 @@ def test_a_running_request_counts_as_a_part_of_a_completion():
     assert flow.busy_slot_s == 5.0
 
 
+def test_the_counters_of_two_readers_are_not_compared():
+    """An agent counts from the engine's start, load reports from when they were first asked for."""
+    before = steady(rate=5.0, service_s=2.0, until=30.0)
+    known = play(*before)
+    other = replace(
+        sample("a", 31.0, finished_total=1e6, running=10.0, waiting=0.0), agent="another"
+    )
+    flow = observe(known, before[-1], other, POLICY)
+    assert flow == replace(known, at=31.0)
+    after = replace(
+        sample("a", 32.0, finished_total=1e6 + 5, running=10.0, waiting=0.0), agent="another"
+    )
+    assert isclose(observe(flow, other, after, POLICY).rate, 5.0, rel_tol=0.01)
+
+
 def test_a_sample_that_is_not_newer_adds_nothing():
     flow = play(*steady(rate=5.0, service_s=8.0, until=5.0))
     last = sample("a", 5.0, running=40.0, finished_total=25.0)

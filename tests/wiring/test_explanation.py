@@ -27,3 +27,11 @@ def test_a_model_is_told_with_its_tiers_and_each_tier_with_its_instances():
     assert "\n  a: healthy, weight " in paragraphs[1]
     assert "{" not in text
     assert not text.endswith("\n")
+
+
+def test_what_else_is_to_be_said_of_an_instance_is_a_line_of_its_own():
+    brain = Brain(small_fleet())
+    brain.run(("a", "b", "c", "f"), until=5.0)
+    note = "Its agent is silent: nothing for 9 s, while its engine answers requests."
+    lines = told({**explain(brain.plan, "a"), "note": note}).splitlines()
+    assert lines[2] == f"  {note}"

@@ -82,6 +82,17 @@ def observe(
     interval_s = sample.observed_at - flow.at
     if interval_s <= 0.0:
         return flow
+    if previous.agent != sample.agent:
+        # Counters of two readers have nothing to do with each other: this interval says nothing.
+        return InstanceFlow(
+            sample.observed_at,
+            flow.admitted,
+            flow.admitted_s,
+            flow.completed,
+            flow.busy_slot_s,
+            flow.tokens,
+            flow.token_requests,
+        )
     # Written out instead of called: this runs for every sample of every instance.
     before, after = previous.engine, sample.engine
     total, was = after.finished_total, before.finished_total
