@@ -3,12 +3,17 @@ from __future__ import annotations
 import pytest
 
 from xds_server.resources.capability import Capability
+from xds_server.xds.features import COMPOSITE, EXTENSIONS, lacks
 from xds_server.xds.node import BadNodeError, describe
 
 
 def capability_of(*, agent: str = "envoy", version: str = "1.40.0", composite: bool = True):
     return describe(
-        node_id="p", cluster="c", agent=agent, version=version, composite=composite
+        node_id="p",
+        cluster="c",
+        agent=agent,
+        version=version,
+        missing=() if composite else (COMPOSITE,),
     ).capability
 
 
@@ -44,4 +49,36 @@ def test_a_proxy_gets_what_it_can_use(node, expected):
 )
 def test_a_node_without_a_usable_id_is_refused_with_what_was_expected(node_id, message):
     with pytest.raises(BadNodeError, match=message):
-        describe(node_id=node_id, cluster="", agent="envoy", version="1.40.0", composite=True)
+        describe(node_id=node_id, cluster="", agent="envoy", version="1.40.0")
+
+
+ALL = tuple(each.name for each in EXTENSIONS)
+
+
+@pytest.mark.parametrize(
+    ("capability", "missing", "expected"),
+    [
+        pytest.param(Capability.COMPOSITE, (), (), id="everything is there"),
+        pytest.param(
+            Capability.COMPOSITE, ("envoy.clusters.aggregate",), (), id="nobody needs aggregates"
+        ),
+        pytest.param(Capability.AGGREGATE, (), (COMPOSITE,), id="a composite that is too old"),
+        pytest.param(Capability.AGGREGATE, ALL, ALL, id="nothing is there"),
+        pytest.param(
+            Capability.COMPOSITE,
+            ("envoy.filters.http.lua",),
+            ("envoy.filters.http.lua",),
+            id="no Lua",
+        ),
+    ],
+)
+def test_what_an_envoy_lacks_is_named_by_extension(capability, missing, expected):
+    found = lacks(capability=capability, missing=missing)
+    assert tuple(each.partition(": ")[0] for each in found) == expected
+    assert all(each.partition(": ")[2] for each in found)
+
+
+def test_a_grpc_client_is_told_to_lack_all_that_only_envoys_can():
+    found = lacks(capability=Capability.GRPC, missing=ALL)
+    assert found == lacks(capability=Capability.GRPC, missing=())
+    assert any("static answers" in each for each in found)

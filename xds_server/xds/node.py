@@ -6,9 +6,11 @@ Envoy lists every extension compiled into it, about 400 of them, in its node; on
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from xds_server.resources.capability import Capability
+from xds_server.xds.features import COMPOSITE, lacks
 
 MAX_NODE_ID_BYTES = 1024
 """Istio's ids (type~ip~pod.namespace~domain) stay under 600: two DNS names of 253 characters each."""
@@ -31,9 +33,18 @@ class Proxy:
     version: str
     """Version of the agent, as text; empty when not told."""
     capability: Capability
+    lacks: tuple[str, ...] = ()
+    """What it does without, in words; see `features`."""
 
 
-def describe(*, node_id: str, cluster: str, agent: str, version: str, composite: bool) -> Proxy:
+def describe(
+    *,
+    node_id: str,
+    cluster: str,
+    agent: str,
+    version: str,
+    missing: Collection[str] = (),
+) -> Proxy:
     """Make a proxy of the fields of its node (R2).
 
     Args:
@@ -41,7 +52,7 @@ def describe(*, node_id: str, cluster: str, agent: str, version: str, composite:
         cluster: `node.cluster`.
         agent: `node.user_agent_name`.
         version: `node.user_agent_version` or the build version as text.
-        composite: Whether the composite cluster is among its extensions.
+        missing: Those of `features.EXTENSIONS` that are not among its extensions.
 
     Raises:
         BadNodeError: The id is missing, too long or not printable.
@@ -53,8 +64,10 @@ def describe(*, node_id: str, cluster: str, agent: str, version: str, composite:
         raise BadNodeError(f"node.id has {size} bytes: expected at most {MAX_NODE_ID_BYTES}")
     if not node_id.isprintable():
         raise BadNodeError(f"node.id {node_id!a} has control characters: expected text")
-    capability = _capability(agent, composite=composite and _skips_empty_members(version))
-    return Proxy(node_id, cluster, agent, version, capability)
+    composite = COMPOSITE not in missing and _skips_empty_members(version)
+    capability = _capability(agent, composite=composite)
+    without = lacks(capability=capability, missing=missing)
+    return Proxy(node_id, cluster, agent, version, capability, without)
 
 
 def _capability(agent: str, *, composite: bool) -> Capability:

@@ -1,0 +1,82 @@
+"""What a proxy lacks of what the resources use, and what it has instead (pure).
+
+Only Envoys say what they are made of: they list their extensions in the node. Of one that lists none, nothing is
+held against it but its version.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from xds_server.resources.capability import Capability
+
+
+@dataclass(frozen=True, slots=True)
+class Extension:
+    """A part of Envoy that the resources name."""
+
+    name: str
+    """As in `node.extensions`."""
+    gives: str
+    """What it is for, and what happens without it."""
+
+
+COMPOSITE = "envoy.clusters.composite"
+EXTENSIONS = (
+    Extension(
+        COMPOSITE,
+        "chains in the order of tiers (Envoy 1.40): aggregate clusters with previous_priorities instead",
+    ),
+    Extension("envoy.clusters.aggregate", "chains for Envoys before 1.40: clusters are refused"),
+    Extension(
+        "envoy.bootstrap.internal_listener",
+        "static answers and limits of tiers: listeners are refused",
+    ),
+    Extension(
+        "envoy.filters.http.header_mutation",
+        "x-served-model and the other headers of the truth: clusters are refused",
+    ),
+    Extension(
+        "envoy.filters.http.custom_response",
+        "the last net and honest errors for x-no-fallback: the listener is refused unless "
+        "policy.failures.static_on_5xx is false",
+    ),
+    Extension(
+        "envoy.filters.http.json_to_metadata",
+        "what a body says of stream, model and max_tokens: the listener is refused where that is needed",
+    ),
+    Extension(
+        "envoy.filters.http.lua",
+        "bodies rewritten for the tier: clusters are refused where a tier serves another name",
+    ),
+    Extension(
+        "envoy.filters.http.local_ratelimit", "limits: the listener is refused where there are any"
+    ),
+)
+"""What official Envoys of the last years all have, but for the first; smaller builds may not."""
+
+_GRPC = (
+    "chains: a call that fails is not taken to the next tier",
+    "static answers: the weight of the static tier goes to no one",
+    "x-served-model and the other headers of the truth",
+    "limits, rewritten bodies, and routes by what a body says",
+)
+"""gRPC follows weights and health, and nothing else that is served here."""
+
+
+def lacks(*, capability: Capability, missing: Collection[str]) -> tuple[str, ...]:
+    """Say in words what a proxy does without.
+
+    Args:
+        capability: What it is served.
+        missing: Names of `EXTENSIONS` that are not among its extensions.
+    """
+    if capability is Capability.GRPC:
+        return _GRPC
+    absent = set(missing)
+    if capability is Capability.AGGREGATE:
+        absent.add(COMPOSITE)  # also where it has one that stops at members without an endpoint
+    else:
+        absent.discard("envoy.clusters.aggregate")
+    return tuple(f"{each.name}: {each.gives}" for each in EXTENSIONS if each.name in absent)
