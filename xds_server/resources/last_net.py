@@ -45,7 +45,8 @@ def author_last_net(models: Iterable[Model], failures: FailurePolicy) -> list[An
             ),
         )
     )
-    failed = m.either(m.is_5xx(), m.is_engines_429())
+    # What the static tier said stays, also where that is an error.
+    failed = m.both(m.either(m.is_5xx(), m.is_engines_429()), m.lacks(headers.STATIC_TEMPLATE))
     cases = [*honest_cases(), m.when(failed, by_model)]
     config = typed.custom_response.CustomResponse(custom_response_matcher=m.first_of(cases))
     return [
@@ -69,12 +70,10 @@ def _net(model: Model, tier: Tier, answer: StaticAnswer) -> Any:
 def _action(model: Model, tier: Tier, text: str, content_type: str) -> Any:
     answer = tier.answer
     assert answer is not None
-    # A static answer that is itself an error comes by here too: it keeps the reason that it has.
-    own = answer.status >= 500 or answer.status == 429
     added = [
         *answer_headers(answer, content_type),
         headers.add(headers.SERVED_MODEL, headers.literal(served_name(tier))),
-        headers.add(headers.DEGRADE_REASON, headers.FAILOVER, keep=own),
+        headers.add(headers.DEGRADE_REASON, headers.FAILOVER),
     ]
     if model.tiers.index(tier):
         added.append(headers.add(headers.DOWNGRADED, "true"))

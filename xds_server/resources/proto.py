@@ -77,6 +77,7 @@ class _Typed:
         "grpc_access_log": "envoy.extensions.access_loggers.grpc.v3",
         "hcm": "envoy.extensions.filters.network.http_connection_manager.v3",
         "header_mutation": "envoy.extensions.filters.http.header_mutation.v3",
+        "header_to_metadata": "envoy.extensions.filters.http.header_to_metadata.v3",
         "http_options": "envoy.extensions.upstreams.http.v3",
         "listener": "envoy.config.listener.v3",
         "local_ratelimit": "envoy.extensions.filters.http.local_ratelimit.v3",

@@ -46,6 +46,15 @@ def header_is(name: str, value: str) -> Any:
     return _header(name, typed.xds_matcher.StringMatcher(exact=value))
 
 
+def lacks(name: str) -> Any:
+    """Author "the response has no such header, or an empty one"."""
+    anything = typed.xds_matcher.RegexMatcher(
+        google_re2=typed.xds_matcher.RegexMatcherGoogleRe2(), regex=".+"
+    )
+    there = _header(name, typed.xds_matcher.StringMatcher(safe_regex=anything))
+    return typed.xds_matcher.MatcherMatcherListPredicate(not_matcher=there)
+
+
 def asks_for_stream() -> Any:
     """Author "the request's body said `stream: true`", where it was read."""
     network = typed.network_inputs

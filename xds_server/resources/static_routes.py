@@ -7,17 +7,16 @@ written for a person can be read by a client that asked for embeddings.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 from xds_server.core.model import StaticAnswer, StaticTemplate
-from xds_server.resources import headers, keywords
+from xds_server.resources import headers
 from xds_server.resources.answer import Dialect, streamed, whole
 from xds_server.resources.errors import error_body
 from xds_server.resources.proto import typed
-from xds_server.resources.request_classes import CLASS_HEADER
 from xds_server.resources.request_facts import Fact, fact_is
+from xds_server.resources.static_conditions import conditions
 
 JSON = "application/json"
 EVENTS = "text/event-stream"
@@ -37,9 +36,9 @@ def author_routes(answer: StaticAnswer, served: str) -> list[Any]:
     routes: list[Any] = []
     rest = StaticTemplate(name=DEFAULT, answer=answer)
     for template in (*answer.templates, rest):
-        conditions = _conditions(template)
+        fits = conditions(template)
         for dialect in _PATHS:
-            routes += _spoken(template, dialect, conditions, served)
+            routes += _spoken(template, dialect, fits, served)
     return [*routes, _unavailable(answer)]
 
 
@@ -57,12 +56,12 @@ def answer_headers(
 
 
 def _spoken(
-    template: StaticTemplate, dialect: Dialect, conditions: Sequence[Any], served: str
+    template: StaticTemplate, dialect: Dialect, fits: dict[str, list[Any]], served: str
 ) -> Iterator[Any]:
     """Yield the routes of one template in one dialect: plain, and streamed where it is no error."""
     answer = template.answer
     document = whole(answer.body, dialect=dialect, model=served)
-    cases: list[tuple[dict[str, Any], str, str]] = [({}, document, JSON)]
+    cases: list[tuple[dict[str, list[Any]], str, str]] = [({}, document, JSON)]
     if 200 <= answer.status < 300:  # an error is no stream: its readers expect JSON
         events = streamed(answer.body, dialect=dialect, model=served)
         cases = [
@@ -72,8 +71,8 @@ def _spoken(
             *cases,
         ]
     for condition, text, content_type in cases:
-        match = {"safe_regex": _regex(_PATHS[dialect]), **condition}
-        match["headers"] = [*conditions, *condition.get("headers", ())]
+        both = {key: [*fits[key], *condition.get(key, ())] for key in fits}
+        match = {"safe_regex": _regex(_PATHS[dialect]), **both}
         added = answer_headers(answer, content_type, template=template.name)
         yield _route(match, answer.status, text, added)
 
@@ -99,40 +98,8 @@ def _route(match: dict[str, Any], status: int, text: str, added: list[Any]) -> A
     )
 
 
-def _conditions(template: StaticTemplate) -> list[Any]:
-    """Return the conditions of a template, all of which must hold."""
-    conditions = []
-    if template.classes:
-        names = "|".join(re.escape(each) for each in template.classes)
-        conditions.append(_matches(CLASS_HEADER, names))
-    if template.languages:
-        conditions.append(_matches("accept-language", language_pattern(template.languages)))
-    if template.keywords:
-        conditions.append(_has(keywords.HEADER, f" {template.name} "))
-    return conditions
-
-
-def language_pattern(languages: Sequence[str]) -> str:
-    """Return the RE2 pattern of Accept-Language headers that like one of these languages most.
-
-    That is the first one listed whose quality is 1, which is meant where none is told; if all say less, the first
-    listed. A language includes its regions: `de` is meant by `de-AT` too.
-    """
-    wanted = "|".join(re.escape(each) for each in languages)
-    tag = rf"\s*(?:{wanted})(?:-[a-z0-9-]+)?\s*"
-    less = r"[^,]*;\s*q\s*=\s*0[^,]*"
-    best = rf"(?:{less},)*{tag}(?:;\s*q\s*=\s*1[^,;]*)?(?:,.*)?"
-    first = rf"{tag};\s*q\s*=\s*0\.\d*[1-9]\d*\s*(?:,{less})*"
-    return rf"(?i)(?:{best}|{first})"
-
-
 def _regex(pattern: str) -> Any:
     return typed.matcher.RegexMatcher(regex=pattern)
-
-
-def _matches(name: str, pattern: str) -> Any:
-    match = typed.matcher.StringMatcher(safe_regex=_regex(pattern))
-    return typed.route.HeaderMatcher(name=name, string_match=match)
 
 
 def _has(name: str, part: str) -> Any:

@@ -14,13 +14,15 @@ from typing import Any
 from xds_server.core.model import Model, StaticAnswer, Tier
 from xds_server.resources import headers
 from xds_server.resources.clusters import BUFFER_LIMIT_BYTES
-from xds_server.resources.keywords import keyword_filter
 from xds_server.resources.names import static_listener_name
 from xds_server.resources.proto import Listener, pack, serialize, typed
-from xds_server.resources.request_facts import STREAM, facts_filters
+from xds_server.resources.request_facts import Fact, Reading, facts_filters
 from xds_server.resources.snapshot import Resource
+from xds_server.resources.static_conditions import condition_filters
 from xds_server.resources.static_routes import JSON, author_routes
 
+_STREAM = Reading(fact=Fact.STREAM, missing="untold", error="untold")
+"""Always leaves a mark: with it, Envoy looks for a route again, and sees what the filters before found out."""
 BODY_LIMIT_BYTES = 4096
 """Envoy's default limit of a direct response's body; raised for longer answers."""
 
@@ -108,8 +110,8 @@ def _author(name: str, answer: StaticAnswer, served: str) -> Any:
         http_filters=[
             _http_filter("buffer", typed.buffer.Buffer(max_request_bytes=BUFFER_LIMIT_BYTES)),
             _http_filter("header_mutation", _body_is_json()),
-            *keyword_filter(answer.templates),
-            *facts_filters([STREAM]),
+            *condition_filters(answer.templates),
+            *facts_filters([_STREAM]),
             router(),
         ],
     )
