@@ -21,6 +21,9 @@ from xds_server.core.inputs import Drain, Evidence
 from xds_server.core.model import InstanceId, Topology
 from xds_server.core.policy import EvidencePolicy, Policy
 from xds_server.evidence.intake import Intake
+from xds_server.evidence.load_reports import LoadReports
+from xds_server.evidence.page import describe_evidence
+from xds_server.evidence.pulse import Pulse
 from xds_server.evidence.server import EVIDENCE_SERVICES, EvidenceServer
 from xds_server.fleet import Fleet
 from xds_server.ingest.registry import Registry
@@ -101,6 +104,19 @@ class App:
         self.loop.on_published = self.telemetry.drained
         self.intake = Intake(
             fleet=lambda: self.loop.fleet, offer=self._witness, clock=clock, tally=self.tally
+        )
+        self.intake.reports = LoadReports(
+            latest=lambda name: self.loop.latest.get(name),
+            offer=self.loop.offer,
+            tell=self.loop.tell,
+            policy=lambda: self.loop.fleet.policy.telemetry,
+            tally=self.tally,
+        )
+        self.pulse = Pulse(
+            intake=self.intake,
+            fleet=lambda: self.loop.fleet,
+            latest=lambda: self.loop.latest,
+            clock=clock,
         )
         self.evidence = EvidenceServer(
             intake=self.intake,
@@ -215,6 +231,7 @@ class App:
             "capabilities": self._add_capabilities,
             "expiry": self._expire,
             "state": self.state.keep,
+            "pulse": self.pulse.run,
         }
 
     async def _add_services(self, server: Any) -> Health:
@@ -338,7 +355,13 @@ class App:
             metrics=Exposition(self.tally, self._gauges).take,
             not_ready=self._not_ready,
             drain=self._drain,
+            evidence=lambda: describe_evidence(self.intake, self.loop.fleet.topology),
+            note=self._note,
         )
+
+    def _note(self, name: str) -> str:
+        reports = self.intake.reports
+        return "" if reports is None else reports.note(InstanceId(name), self._clock())
 
     def _not_ready(self) -> str | None:
         if self.loop.is_warm:
@@ -359,6 +382,7 @@ class App:
         yield from gauges(self.loop.fleet.plan, self.xds.status())
         yield "fleet_evidence_streams", (), float(self.evidence.streams)
         yield from self.intake.readings()
+        yield from self.pulse.readings()
 
 
 def _make_builder(topology: Topology, policy: Policy, capability: Capability) -> SnapshotBuilder:
