@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from envoy.config.bootstrap.v3.bootstrap_pb2 import Bootstrap
 from envoy.config.cluster.v3.cluster_pb2 import Cluster
@@ -19,7 +21,7 @@ from google.protobuf.json_format import ParseDict
 
 from tests.fakes.envoy import validate
 from tests.fakes.plans import a_model, a_plan, a_static_tier, a_tier, a_topology
-from xds_server.core.model import StaticAnswer
+from xds_server.core.model import ClassName, RequestClass, StaticAnswer, WhenCritical
 from xds_server.core.plan import EndpointHealth
 from xds_server.core.policy import FailurePolicy, Policy
 from xds_server.resources import snapshot as served
@@ -47,6 +49,22 @@ TOPOLOGIES = {
     ),
     "no endpoints": a_topology(a_model(tiers=[a_tier("primary", "m", []), a_static_tier()])),
     "only static": a_topology(a_model(tiers=[a_static_tier(LONG)])),
+    "told apart by bodies": replace(
+        a_topology(
+            replace(a_model("one"), names=("one", "Größe/✓", "100%")),
+            replace(a_model("two"), names=("two",)),
+            replace(a_model("deep", prefix="/v1/deep/"), names=("one",), is_default=True),
+        ),
+        lists_models=True,
+    ),
+    "classes": replace(
+        a_topology(a_model(), replace(a_model("named", prefix="/n/"), names=("n",))),
+        classes=(
+            RequestClass(name=ClassName("a"), header="x-a", value="1%", header_timeout_s=2.0),
+            RequestClass(name=ClassName("b"), prefix="/v1/b", header="x-b", retries=1),
+            RequestClass(name=ClassName("c"), retries=3, when_critical=WhenCritical.REJECT),
+        ),
+    ),
     "a long answer": a_topology(a_model(tiers=[a_tier("p", "m", [1]), a_static_tier(LONG)])),
 }
 POLICIES = {
