@@ -68,7 +68,7 @@ def restart_loops(plan: Plan | None) -> Iterator[Reading]:
             if not tier.instances:
                 continue
             looping = sum(
-                each.state is FaultState.QUARANTINED and each.reason.rule in LOOP_CAUSES
+                each.state is FaultState.QUARANTINED and each.rule in LOOP_CAUSES
                 for each in tier.instances
             )
             yield "fleet_oom_restart_loop_count", (model.name, tier.name), float(looping)
