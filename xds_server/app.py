@@ -28,6 +28,7 @@ from xds_server.evidence.server import EVIDENCE_SERVICES, EvidenceServer
 from xds_server.fleet import Fleet
 from xds_server.ingest.registry import Registry
 from xds_server.ingest.server import SERVICE, TelemetryServer
+from xds_server.limit_divider import LimitDivider
 from xds_server.metrics import Exposition, Reading, Tally
 from xds_server.registered import with_registered
 from xds_server.resources.builder import SnapshotBuilder
@@ -92,6 +93,13 @@ class App:
             proxies=lambda: self.xds.stream_count,
             capabilities=(Capability.COMPOSITE,),
         )
+        self.divider = LimitDivider(
+            cache=self.cache,
+            proxies=self.xds.proxies,
+            policy=lambda: self.loop.fleet.policy.admission,
+            clock=clock,
+        )
+        self.xds.on_proxies = self.divider.changed.set
         self.telemetry = TelemetryServer(
             registry=self.registry,
             offer=self.loop.offer,
@@ -229,6 +237,7 @@ class App:
             "config-reload": self.topology.follow_file,
             "registrations": self.topology.follow_agents,
             "capabilities": self._add_capabilities,
+            "limits": self.divider.run,
             "expiry": self._expire,
             "state": self.state.keep,
             "pulse": self.pulse.run,

@@ -36,6 +36,7 @@ AGENT_DISCONNECTED = "agent_disconnected"
 TELEMETRY_REFUSED = "telemetry_refused"
 OWNERSHIP_CONFLICT_FOUND = "ownership_conflict_found"
 EVIDENCE_REFUSED = "evidence_refused"
+LIMITS_DIVIDED = "limits_divided"
 INSTANCES_REGISTERED = "instances_registered"
 DRAIN_REQUESTED = "drain_requested"
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
@@ -24,6 +25,7 @@ from tests.xds.wire import serving
 from xds_server.core.limits import Limit, Tenants
 from xds_server.core.model import RequestClass, Topology
 from xds_server.core.policy import AdmissionPolicy, FailurePolicy, Policy
+from xds_server.limit_divider import LimitDivider
 from xds_server.resources.bootstrap import bootstrap
 from xds_server.resources.builder import SnapshotBuilder
 from xds_server.resources.capability import Capability
@@ -74,6 +76,7 @@ class LimitsLab:
         self.session = session
         self.envoys: dict[str, RealEnvoy] = {}
         self.ports: dict[str, int] = {}
+        self.divider: LimitDivider | None = None
         self.builder = SnapshotBuilder(topology, policy, Capability.COMPOSITE)
 
     def plan(self, split: Sequence[int] | None = None, **numbers: Any) -> None:
@@ -127,12 +130,13 @@ async def limits_lab(
     classes: tuple[RequestClass, ...] = (),
     admission: AdmissionPolicy | None = None,
     echo: EchoEngine | None = None,
+    divided: bool = False,
     proxies: Sequence[str] = ("one",),
     delta: bool = False,
 ) -> AsyncIterator[LimitsLab]:
     """Run a chain of a 70B, an 8B and a static answer with limits, behind one proxy per name.
 
-    With `echo`, that engine is the 70B.
+    With `echo`, that engine is the 70B. `divided`: the proxies share the limits.
     """
     policy = Policy(
         failures=FailurePolicy(header_timeout_s=1.0, answer_timeout_s=None),
@@ -170,6 +174,16 @@ async def limits_lab(
             small=small,
             session=session,
         )
+        if divided:
+            lab.divider = LimitDivider(
+                cache=cache,
+                proxies=xds.proxies,
+                policy=lambda: policy.admission,
+                clock=time.monotonic,
+            )
+            xds.on_proxies = lab.divider.changed.set
+            dividing = asyncio.create_task(lab.divider.run(), name="limits")
+            stack.callback(dividing.cancel)
         lab.plan()
         for name in proxies:
             config = bootstrap(
@@ -178,5 +192,6 @@ async def limits_lab(
             lab.envoys[name] = await stack.enter_async_context(
                 running_envoy(config, directory / name)
             )
-            lab.ports[name] = await lab.envoys[name].listener_port("llm")
+        for name, envoy in lab.envoys.items():
+            lab.ports[name] = await envoy.listener_port("llm")
         yield lab

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from pathlib import Path
 
 import pytest
 
+from tests.fakes.envoy import eventually
 from tests.fakes.limits_lab import JSON, limits_lab
 from xds_server.core.limits import Limit
 from xds_server.core.policy import AdmissionPolicy
@@ -96,3 +98,48 @@ async def test_streams_pass_a_gate_and_a_strict_request_is_told_of_its_limit(
         assert int(strict.headers["retry-after"]) >= 1
         assert (await lab.ask(body)).served == "llama-3-8b"
         await lab.assert_all_accepted()
+
+
+async def test_weight_pushes_never_refill_a_bucket(tmp_path: Path) -> None:
+    limit, policy = Limit(tokens_per_second=10), bucket_of(10, tokens=500)
+    async with limits_lab(tmp_path, limit=limit, fallback=limit, admission=policy) as lab:
+        replies = []
+        for share in range(10):
+            lab.plan((100 - share, share, 0))
+            replies.append(await lab.ask(b'{"max_tokens": 90}'))
+            await asyncio.sleep(0.02)
+        assert [each.status for each in replies] == [200] * 5 + [429] * 5
+        await lab.assert_all_accepted()
+
+
+async def test_two_proxies_share_a_limit_and_the_one_that_stays_gets_it_all(
+    tmp_path: Path,
+) -> None:
+    policy = AdmissionPolicy(
+        burst_s=50, largest_request_tokens=1, settle_s=0.5, absent_s=0.5, divisions_every_s=1
+    )
+    async with limits_lab(
+        tmp_path,
+        limit=Limit(tokens_per_second=10),
+        admission=policy,
+        proxies=("one", "two"),
+        divided=True,
+    ) as lab:
+        assert lab.divider is not None
+
+        async def admitted(proxy: str) -> int:
+            replies = [await lab.ask(b'{"max_tokens": 44}', proxy=proxy) for _ in range(12)]
+            return sum(each.status == 200 for each in replies)
+
+        async def parts_are(*parts: float) -> bool:
+            assert lab.divider is not None
+            return sorted(lab.divider.parts.values()) == list(parts)
+
+        await eventually(lambda: parts_are(0.5, 0.5), what="two equal parts")
+        await asyncio.sleep(0.2)
+        assert [await admitted("one"), await admitted("two")] == [5, 5]
+        await lab.envoys["two"].stop()
+        await eventually(lambda: parts_are(1.0), what="one part")
+        await asyncio.sleep(0.2)
+        assert await admitted("one") == 10
+        assert await lab.envoys["one"].rejected() == {}

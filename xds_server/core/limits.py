@@ -34,6 +34,9 @@ class Limit:
         return self.has_rate or self.concurrency is not None
 
 
+NO_LIMIT = Limit()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tenant:
     """A customer with a limit of its own."""
@@ -53,8 +56,8 @@ class Tenants:
     """The request header that names a tenant, in lower case."""
     hashed: bool = False
     """Whether `Tenant.key` is a hash: keys of an API are secrets and not written into files."""
-    others: Limit = Limit()
+    others: Limit = NO_LIMIT
     """For every value of the header that no tenant is listed for, each by itself ..."""
-    missing: Limit = Limit()
+    missing: Limit = NO_LIMIT
     """... and for all requests without the header, together."""
     listed: tuple[Tenant, ...] = ()

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, NewType
 
-from xds_server.core.limits import Limit, Tenants
+from xds_server.core.limits import NO_LIMIT, Limit, Tenants
 
 ModelName = NewType("ModelName", str)
 TierName = NewType("TierName", str)
@@ -107,7 +107,7 @@ class Tier:
     instances: tuple[Instance, ...] = ()
     discovers: bool = False
     """Agents may register instances of this tier."""
-    limit: Limit = Limit()
+    limit: Limit = NO_LIMIT
     """The most the tier may be given, whatever its signals say; the rest goes to the next tier."""
     max_tokens: MaxTokens | None = None
     answer: StaticAnswer | None = None
@@ -131,7 +131,7 @@ class Model:
     """From most to least wanted; the last one is static."""
     domains: tuple[str, ...] = ("*",)
     prefix: str = "/v1/"
-    limit: Limit = Limit()
+    limit: Limit = NO_LIMIT
     """Of all its requests, whatever tier answers; the rest is refused with 429."""
     names: tuple[str, ...] = ()
     """What the body's `model` says where it is this model that is asked for; none = whatever it says."""

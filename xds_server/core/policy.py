@@ -289,20 +289,21 @@ class AdmissionPolicy:
     fewer bytes per token."""
     default_max_tokens: int = 512
     """What a request may generate that does not say it."""
-    burst_s: float = 0.5
+    burst_s: float = 0.4
     """A limit's bucket holds what it admits in this time: that much passes at once after a pause ..."""
     largest_request_tokens: int = 4096
     """... and at each proxy at least one request of this size, whatever small part of the limit the proxy has.
     A request that is larger than the bucket is always refused."""
     settle_s: float = 1.0
     """Proxies that come or go within this time change the division once."""
+    absent_s: float = 10.0
+    """A proxy that is not connected keeps its part this long: it may be serving while it reconnects."""
     divisions: int = 2
     """A new division refills the buckets, so there are at most this many ..."""
     divisions_every_s: float = 30.0
     """... in this time."""
-    shift_ratio: float = 0.25
-    """A proxy's part follows its observed share of the requests when that differs by more than this share of
-    the part."""
+    shift_ratio: float = 0.5
+    """Parts follow the observed shares of the requests when one of them is off by more than this share of it."""
     least_ratio: float = 0.2
     """No proxy's part is less than this share of an equal part: its load may come any moment."""
 

@@ -50,6 +50,9 @@ BUCKETS_MAX = 100_000
 """Tenants that are not listed and have a bucket at a proxy at the same time; of more, the one that was quiet the
 longest starts anew. Envoy's default of 20 would let 21 tenants have no limit."""
 
+SHARES_MAX = 1024
+"""Different shares remembered; beyond them everything is made anew."""
+
 _TYPE_URL = "type.googleapis.com/envoy.extensions.filters.http.local_ratelimit.v3.LocalRateLimit"
 _ENABLE_RETRY_AFTER = b"\x98\x01\x01"
 """Field 19, `enable_retry_after_header`, which is newer than both libraries."""
@@ -86,6 +89,7 @@ class LimitTable:
 
     def __init__(self, topology: Topology, policy: AdmissionPolicy) -> None:
         self._policy = policy
+        self._made: dict[float, TypeSnapshot] = {}
         self._limiters: list[_Limiter] = []
         header = topology.tenants.header if topology.tenants else ""
         rules = listener_rules(topology)
@@ -104,8 +108,14 @@ class LimitTable:
 
     def resources(self, share: float) -> TypeSnapshot:
         """Return the limiters for a proxy that may let through this share, above 0, of every limit."""
-        made = [each.resource(share, self._policy) for each in self._limiters]
-        return TypeSnapshot(EXTENSION_CONFIG, {each.name: each for each in made})
+        found = self._made.get(share)
+        if found is None:
+            if len(self._made) >= SHARES_MAX:
+                self._made.clear()
+            made = [each.resource(share, self._policy) for each in self._limiters]
+            found = TypeSnapshot(EXTENSION_CONFIG, {each.name: each for each in made})
+            self._made[share] = found
+        return found
 
 
 class _Limiter:

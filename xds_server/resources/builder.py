@@ -6,7 +6,7 @@ change. The hot path, `build`, sets numbers in place and serializes what they ch
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from xds_server.core.model import ModelName, Topology
 from xds_server.core.plan import ModelPlan, Plan
@@ -66,8 +66,9 @@ class SnapshotBuilder:
                 ],
             ),
         }
-        # As for a fleet of one proxy; whoever knows of more serves each its part instead.
+        self._limiters: Callable[[float], TypeSnapshot] | None = None
         if has_limits and (table := LimitTable(topology, policy.admission)):
+            self._limiters = table.resources
             self._fixed[snapshot.EXTENSION_CONFIG] = table.resources(1.0)
         self._snapshot: Snapshot | None = None
 
@@ -122,7 +123,8 @@ class SnapshotBuilder:
                 **self._fixed,
                 snapshot.ENDPOINT: _snapshot_of(snapshot.ENDPOINT, assignments),
                 snapshot.ROUTE: _snapshot_of(snapshot.ROUTE, [route]),
-            }
+            },
+            self._limiters,
         )
         return self._snapshot
 

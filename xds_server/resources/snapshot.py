@@ -7,8 +7,8 @@ after a restart of the control plane (R6, R7 of the protocol rules in docs/xds.m
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 CLUSTER = "type.googleapis.com/envoy.config.cluster.v3.Cluster"
@@ -60,6 +60,15 @@ class Snapshot:
     """Everything a group of proxies is served, by type URL. A missing type is an empty one."""
 
     types: Mapping[str, TypeSnapshot]
+    limiters: Callable[[float], TypeSnapshot] | None = field(default=None, compare=False)
+    """The limiters of a proxy that may admit this part of every limit; None without limits. Among `types` are
+    those of a proxy that is alone."""
+
+    def for_part(self, part: float) -> Snapshot:
+        """Return what a proxy is served that may admit this part, above 0, of every limit."""
+        if self.limiters is None:
+            return self
+        return replace(self, types={**self.types, EXTENSION_CONFIG: self.limiters(part)})
 
     @cached_property
     def versions(self) -> Mapping[str, str]:

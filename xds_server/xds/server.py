@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -76,7 +76,9 @@ class XdsServer:
         self._groups: dict[Capability, dict[Stream, None]] = {each: {} for each in Capability}
         self._count = 0
         self._nodes: Counter[str] = Counter()
-        cache.subscribe(self._publish)
+        self.on_proxies: Callable[[], None] = lambda: None
+        """Told that a proxy came or went."""
+        cache.subscribe(self._publish, parts=self._repart)
 
     def handlers(self) -> list[grpc.GenericRpcHandler]:
         """Return the handlers of all discovery services and of CSDS, to be added to a `grpc.aio` server."""
@@ -138,11 +140,23 @@ class XdsServer:
             stream.close()
             self._observer.stream_closed(protocol=protocol, proxy=stream.proxy)
 
+    def proxies(self) -> set[str]:
+        """Return the node ids of the proxies that are connected: those that have listeners, and so keep limits."""
+        return {
+            stream.proxy.id
+            for capability, group in self._groups.items()
+            if capability is not Capability.GRPC
+            for stream in group
+            if stream.proxy is not None
+        }
+
     def _join(self, stream: Stream) -> Snapshot | None:
         assert stream.proxy is not None
         self._groups[stream.proxy.capability][stream] = None
         self._nodes[stream.proxy.id] += 1
-        return self._cache.snapshot(stream.proxy.capability)
+        if self._nodes[stream.proxy.id] == 1:
+            self.on_proxies()
+        return self._cache.served(stream.proxy)
 
     def _leave(self, stream: Stream, proxy: Proxy) -> None:
         if self._groups[proxy.capability].pop(stream, self) is self:
@@ -150,8 +164,25 @@ class XdsServer:
         self._nodes[proxy.id] -= 1
         if not self._nodes[proxy.id]:
             del self._nodes[proxy.id]
+            self.on_proxies()
 
     def _publish(self, capability: Capability, snapshot: Snapshot) -> None:
         self._rendered.clear()
-        for stream in self._groups[capability]:
-            stream.push(snapshot)
+        if snapshot.limiters is None:
+            for stream in self._groups[capability]:
+                stream.push(snapshot)
+        else:
+            self._push(self._groups[capability])
+
+    def _repart(self, changed: Collection[str]) -> None:
+        ids = frozenset(changed)
+        for group in self._groups.values():
+            self._push(each for each in group if each.proxy is not None and each.proxy.id in ids)
+
+    def _push(self, streams: Iterable[Stream]) -> None:
+        """Give each stream what its proxy is served: not the same for all of a group."""
+        for stream in streams:
+            assert stream.proxy is not None
+            served = self._cache.served(stream.proxy)
+            if served is not None:
+                stream.push(served)

@@ -1,0 +1,65 @@
+"""Divides the fleet's limits over the proxies that are connected, while the process runs."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection, Mapping
+
+from xds_server import logs
+from xds_server.clock import Clock
+from xds_server.core.policy import AdmissionPolicy
+from xds_server.core.shares import Shares
+from xds_server.xds.cache import SnapshotCache
+
+LOOK_S = 5.0
+"""How often it is looked at what each proxy is asked for."""
+
+
+class LimitDivider:
+    """Follows the proxies that come and go, and what each of them is asked for."""
+
+    def __init__(
+        self,
+        *,
+        cache: SnapshotCache,
+        proxies: Callable[[], Collection[str]],
+        policy: Callable[[], AdmissionPolicy],
+        clock: Clock,
+        demand: Callable[[], Mapping[str, float]] = dict,
+    ) -> None:
+        """Divide over `proxies()`; `demand()` is requests/s by node id, of those it is known of."""
+        self.changed = asyncio.Event()
+        """Set it when a proxy came or went."""
+        self._cache = cache
+        self._proxies = proxies
+        self._policy = policy
+        self._clock = clock
+        self._demand = demand
+        self._shares = Shares(policy())
+        self._log = logs.get("limits")
+        cache.divide({})
+
+    @property
+    def parts(self) -> Mapping[str, float]:
+        """Part of every limit by proxy."""
+        return self._shares.parts
+
+    async def run(self) -> None:
+        """Divide until cancelled."""
+        while True:
+            self.changed.clear()
+            self.step()
+            deadline = self._shares.deadline
+            wait_s = LOOK_S if deadline is None else min(LOOK_S, deadline - self._clock())
+            try:
+                async with asyncio.timeout(max(0.0, wait_s)):
+                    await self.changed.wait()
+            except TimeoutError:
+                continue
+
+    def step(self) -> None:
+        """Look at who is there, and hand out what changed."""
+        self._shares.policy = self._policy()
+        if self._shares.update(self._proxies(), self._demand(), self._clock()):
+            self._cache.divide(self._shares.parts)
+            self._log.debug(logs.LIMITS_DIVIDED, proxies=len(self._shares.parts))
