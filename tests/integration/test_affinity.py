@@ -1,0 +1,153 @@
+"""Sessions on a real Envoy: they stay where their prefix is cached, and weights, faults and tiers still rule."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from contextlib import asynccontextmanager
+
+import pytest
+
+from tests.fakes.chain import chain_lab
+from tests.fakes.scripted_engine import ScriptedEngine
+from xds_server.core.model import Affinity, AffinityPolicy
+from xds_server.core.plan import EndpointHealth
+from xds_server.resources import snapshot as served
+from xds_server.resources.capability import Capability
+
+pytestmark = pytest.mark.envoy
+
+SESSIONS = [f"session-{number}" for number in range(120)]
+ENGINES = ("primary-0", "primary-1", "primary-2", "primary-3")
+
+with_policies = pytest.mark.parametrize("policy", list(AffinityPolicy))
+with_chains = pytest.mark.parametrize("capability", [Capability.COMPOSITE, Capability.AGGREGATE])
+
+
+class Sessions:
+    def __init__(self, lab):
+        self.lab = lab
+
+    async def where(self, session, *, header="x-session-id"):
+        answer = await self.lab.ask(headers={header: session})
+        assert answer.status == 200
+        return answer.headers["x-engine"]
+
+    async def all(self):
+        return {session: await self.where(session) for session in SESSIONS}
+
+    async def settled(self, condition):
+        """Ask all sessions until what is seen is as it should be; return where they are then."""
+
+        async def probe():
+            seen = await self.all()
+            return seen if condition(seen) else None
+
+        return await self.lab.envoy.until(probe, what="sessions to settle")
+
+
+@asynccontextmanager
+async def sessions(tmp_path, policy=AffinityPolicy.MAGLEV, affinity=None, **lab):
+    tiers = [
+        [ScriptedEngine("llama-3-70b", headers={"x-engine": name}) for name in ENGINES],
+        [ScriptedEngine("llama-3-8b", headers={"x-engine": f"fallback-{n}"}) for n in range(2)],
+    ]
+    affinity = affinity or Affinity(policy=policy, header="x-session-id")
+    async with chain_lab(tmp_path, tiers=tiers, affinity=affinity, **lab) as running:
+        yield Sessions(running)
+        await running.assert_all_accepted()
+
+
+@with_chains
+@with_policies
+async def test_a_session_stays_on_its_endpoint_through_a_chain_and_sessions_spread(
+    tmp_path, policy, capability
+):
+    async with sessions(tmp_path, policy, capability=capability) as one:
+        first = await one.all()
+        assert await one.all() == first
+        share = Counter(first.values())
+        assert set(share) == set(ENGINES)
+        assert min(share.values()) >= 12, share
+        nameless = Counter([(await one.lab.ask()).headers["x-engine"] for _ in range(80)])
+        assert set(nameless) == set(ENGINES), "requests without a session go by weight"
+
+
+@with_policies
+async def test_while_tier_weights_move_a_session_keeps_an_endpoint_in_every_tier(tmp_path, policy):
+    async with sessions(tmp_path, policy) as one:
+        first = await one.all()
+        small = {}
+        for split in ([500, 500, 0], [200, 800, 0], [700, 300, 0]):
+            clusters = one.lab.ads.snapshot.of_type(served.CLUSTER).version
+            one.lab.plan(split)
+            assert one.lab.ads.snapshot.of_type(served.CLUSTER).version == clusters
+            await asyncio.sleep(0.2)
+            seen = await one.all()
+            below = {session for session, where in seen.items() if where.startswith("fallback")}
+            assert below
+            assert below != set(SESSIONS)
+            for session, where in seen.items():
+                kept = small.setdefault(session, where) if session in below else first[session]
+                assert where == kept, session
+
+
+async def test_a_changed_weight_is_obeyed_and_moves_only_the_sessions_it_has_to(tmp_path):
+    async with sessions(tmp_path) as one:
+        first = await one.all()
+        one.lab.plan(weights={ENGINES[0]: 10})
+        seen = await one.settled(lambda now: Counter(now.values())[ENGINES[0]] <= 3)
+        moved = [session for session in SESSIONS if seen[session] != first[session]]
+        assert all(first[session] == ENGINES[0] for session in moved)
+        one.lab.plan()
+        assert await one.settled(lambda now: now == first) == first, "and all of them return"
+
+
+@with_policies
+async def test_a_failing_endpoint_loses_its_sessions_and_gets_them_back(tmp_path, policy):
+    async with sessions(tmp_path, policy) as one:
+        first = await one.all()
+        one.lab.big.mode = "500"
+        seen = await one.settled(lambda now: set(now.values()) == set(ENGINES[1:]))
+        assert (await one.lab.ejected("primary"))[0]
+        if policy is AffinityPolicy.MAGLEV:
+            kept = [session for session in SESSIONS if first[session] != ENGINES[0]]
+            assert all(seen[session] == first[session] for session in kept)
+        one.lab.big.mode = "ok"
+        await one.settled(lambda now: now == first)
+
+
+@with_chains
+async def test_a_drained_endpoint_and_a_dead_tier_leave_no_session_behind(tmp_path, capability):
+    async with sessions(tmp_path, capability=capability) as one:
+        one.lab.plan(health={ENGINES[1]: EndpointHealth.DRAINING})
+        await one.settled(lambda now: ENGINES[1] not in now.values())
+        for engine in one.lab.tiers[0]:
+            engine.mode = "500"
+        below = await one.settled(lambda now: all(w.startswith("fallback") for w in now.values()))
+        assert set(below.values()) == {"fallback-0", "fallback-1"}
+        assert await one.all() == below, (
+            "no panic: all of the tier is ejected, and sessions hold below"
+        )
+
+
+async def test_a_cookie_names_a_session_and_proxies_give_one_where_they_are_told_to(tmp_path):
+    affinity = Affinity(cookie="session", cookie_ttl_s=0.0)
+    async with sessions(tmp_path, affinity=affinity) as one:
+        answer = await one.lab.ask()
+        given = answer.headers["set-cookie"].partition(";")[0]
+        assert given.startswith("session=")
+        for _ in range(5):
+            again = await one.lab.ask(headers={"cookie": given})
+            assert again.headers["x-engine"] == answer.headers["x-engine"]
+            assert "set-cookie" not in again.headers
+
+
+async def test_without_a_time_to_live_proxies_never_set_a_cookie(tmp_path):
+    async with sessions(tmp_path, affinity=Affinity(cookie="session")) as one:
+        assert "set-cookie" not in (await one.lab.ask()).headers
+        seen = {
+            (await one.lab.ask(headers={"cookie": "session=x"})).headers["x-engine"]
+            for _ in range(9)
+        }
+        assert len(seen) == 1
