@@ -14,7 +14,13 @@ from hypothesis import strategies as st
 
 from tests.fakes.lua_filter import LuaFilter
 from xds_server.core.model import StaticAnswer, StaticTemplate
-from xds_server.resources.keywords import HEADER, STEPS_MOST, WINDOW, keyword_filter, program
+from xds_server.resources.keywords import (
+    HEADER,
+    STEPS_MOST,
+    WINDOW,
+    keyword_filter,
+    keyword_program,
+)
 
 
 def template(name: str, *keywords: str) -> StaticTemplate:
@@ -31,7 +37,7 @@ def chat(*messages, **more) -> bytes:
 
 
 def found(body: bytes, *keywords: str) -> bool:
-    said = LuaFilter(program([template("t", *keywords)])).ask(body)
+    said = LuaFilter(keyword_program([template("t", *keywords)])).ask(body)
     assert said in ({}, {HEADER: " t ", "route_is_cleared": "yes"})
     return bool(said)
 
@@ -164,12 +170,12 @@ def test_a_broken_body_has_no_keywords_and_breaks_nothing(body):
 
 
 def test_a_request_without_a_body_has_no_keywords():
-    assert LuaFilter(program([template("t", "x")])).ask(None, {HEADER: " t "}) == {}
+    assert LuaFilter(keyword_program([template("t", "x")])).ask(None, {HEADER: " t "}) == {}
 
 
 def test_every_template_with_a_keyword_in_the_prompt_is_named():
     lua = LuaFilter(
-        program(
+        keyword_program(
             [
                 template("one", "x"),
                 template("two", "y", "z"),
@@ -215,7 +221,7 @@ def test_found_is_what_a_reference_finds(text, escaped, indent):
 
 
 WORDS = {"ab": "ab", "phrase": "a b", "open": "b*", "han": "漢", "quote": '"', "slash": "\\"}
-LUA = LuaFilter(program([template(name, word) for name, word in WORDS.items()]))
+LUA = LuaFilter(keyword_program([template(name, word) for name, word in WORDS.items()]))
 _AFTER, _BEFORE = r"(?![a-z0-9_é\u0301])", r"(?<![a-z0-9_é\u0301])"
 REFERENCE = {
     "ab": f"{_BEFORE}ab{_AFTER}", "phrase": f"{_BEFORE}a b{_AFTER}", "open": f"{_BEFORE}b", "han": "漢",
@@ -243,7 +249,7 @@ LOREM = "lorem ipsum dolor sit amet, consectetur adipiscing elit. "
 )
 def test_a_body_of_8_mb_costs_little_whatever_is_in_it(body):
     words = [f"error{each}" for each in range(60)] + ["error", "e e", "ü*", "возврат"]
-    lua = LuaFilter(program([template("t", *words)]))
+    lua = LuaFilter(keyword_program([template("t", *words)]))
     best_s = min(_seconds(lua, body) for _ in range(8))
     # Its own copy of the body included, some 5 ms on a quiet core; the bound is for busy ones.
     assert best_s < 0.05, f"{best_s * 1000:.1f} ms"
@@ -263,6 +269,6 @@ def test_a_body_that_costs_too_much_has_no_keywords():
 
 
 def test_the_program_is_ascii_and_short():
-    text = program([template("t", *[f"schlüssel{each}*" for each in range(64)])])
+    text = keyword_program([template("t", *[f"schlüssel{each}*" for each in range(64)])])
     assert text.isascii()
     assert len(text) < 12_000

@@ -14,11 +14,10 @@ from __future__ import annotations
 import unicodedata
 from collections.abc import Sequence
 from functools import cache
-from importlib import resources
 from typing import Any
 
 from xds_server.core.model import StaticTemplate
-from xds_server.resources.proto import pack, typed
+from xds_server.resources.lua import lua_filter, program, quoted
 
 HEADER = "x-static-keywords"
 """Inside a static tier only: the names of the templates with a keyword in the prompt, each between spaces."""
@@ -32,28 +31,26 @@ def keyword_filter(templates: Sequence[StaticTemplate]) -> list[Any]:
     """Return the Lua filter, as a list of one; none if no template has keywords."""
     if not any(each.keywords for each in templates):
         return []
-    source = typed.core.DataSource(inline_string=program(templates))
-    config = typed.lua.Lua(default_source_code=source)
-    return [typed.hcm.HttpFilter(name="envoy.filters.http.lua", typed_config=pack(config))]
+    return [lua_filter(keyword_program(templates))]
 
 
-def program(templates: Sequence[StaticTemplate]) -> str:
+def keyword_program(templates: Sequence[StaticTemplate]) -> str:
     """Return the Lua program for templates, as text without other than ASCII characters."""
     wanted = [each for each in templates if each.keywords]
     forms = {each.name: [_Form(keyword) for keyword in each.keywords] for each in wanted}
     rows = [
-        f"{{ {_quoted(name)}, {{ {', '.join(row for form in found for row in form.rows())} }} }}"
+        f"{{ {quoted(name)}, {{ {', '.join(row for form in found for row in form.rows())} }} }}"
         for name, found in forms.items()
     ]
     words = {word for found in forms.values() for form in found for word in form.words}
-    pairs = [f"[{_quoted(letter)}] = {_quoted(fold)}" for letter, fold in _folds(words).items()]
+    pairs = [f"[{quoted(letter)}] = {quoted(fold)}" for letter, fold in _folds(words).items()]
     return "\n".join(
         [
-            f"local HEADER = {_quoted(HEADER)}",
+            f"local HEADER = {quoted(HEADER)}",
             f"local WINDOW, STEPS_MOST = {WINDOW}, {STEPS_MOST}",
             f"local TEMPLATES = {{ {', '.join(rows)} }}",
             f"local FOLDED = {{ {', '.join(pairs)} }}",
-            _source(),
+            program("keywords.lua"),
         ]
     )
 
@@ -71,7 +68,7 @@ class _Form:
     def rows(self) -> list[str]:
         """Return the Lua values."""
         checks = ", ".join("true" if each else "false" for each in (self._starts, self._ends))
-        return [f"{{ {_quoted(word)}, {checks} }}" for word in self.words]
+        return [f"{{ {quoted(word)}, {checks} }}" for word in self.words]
 
 
 def _is_of_words(letter: str) -> bool:
@@ -92,20 +89,3 @@ def _FOLDS() -> tuple[tuple[str, str], ...]:  # noqa: N802 - a table that is mad
     letters = (chr(code) for code in (*range(0x80, 0xD800), *range(0xE000, 0x1E944)))
     pairs = ((letter, letter.casefold()) for letter in letters)
     return tuple((letter, fold) for letter, fold in pairs if fold != letter)
-
-
-def _quoted(text: str) -> str:
-    """Write a Lua string of the text's bytes."""
-    plain = "".join(
-        chr(each) if chr(each).isalnum() and each < 128 else f"\\{each:03d}"
-        for each in text.encode()
-    )
-    return f'"{plain}"'
-
-
-@cache
-def _source() -> str:
-    """Return the program's text without the comments and the indentation that only people need."""
-    source = resources.files(__package__).joinpath("keywords.lua").read_text(encoding="utf-8")
-    lines = (line.strip() for line in source.splitlines())
-    return "\n".join(line for line in lines if line and not line.startswith("--"))

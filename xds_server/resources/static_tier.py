@@ -12,17 +12,17 @@ from functools import lru_cache
 from typing import Any
 
 from xds_server.core.model import Model, StaticAnswer, Tier
-from xds_server.resources import headers
 from xds_server.resources.clusters import BUFFER_LIMIT_BYTES
 from xds_server.resources.names import static_listener_name
 from xds_server.resources.proto import Listener, pack, serialize, typed
 from xds_server.resources.request_facts import Fact, Reading, facts_filters
 from xds_server.resources.snapshot import Resource
 from xds_server.resources.static_conditions import condition_filters
-from xds_server.resources.static_routes import JSON, author_routes
+from xds_server.resources.static_routes import author_routes
 
-_STREAM = Reading(fact=Fact.STREAM, missing="untold", error="untold")
-"""Always leaves a mark: with it, Envoy looks for a route again, and sees what the filters before found out."""
+_STREAM = Reading(fact=Fact.STREAM, missing="untold", error="untold", any_content_type=True)
+"""Always leaves a mark: with it, Envoy looks for a route again, and sees what the filters before found out. Nobody
+behind this filter looks at the content type, so it does not either."""
 BODY_LIMIT_BYTES = 4096
 """Envoy's default limit of a direct response's body; raised for longer answers."""
 
@@ -109,7 +109,6 @@ def _author(name: str, answer: StaticAnswer, served: str) -> Any:
         route_config=config,
         http_filters=[
             _http_filter("buffer", typed.buffer.Buffer(max_request_bytes=BUFFER_LIMIT_BYTES)),
-            _http_filter("header_mutation", _body_is_json()),
             *condition_filters(answer.templates),
             *facts_filters([_STREAM]),
             router(),
@@ -120,12 +119,4 @@ def _author(name: str, answer: StaticAnswer, served: str) -> Any:
         internal_listener=typed.listener.ListenerInternalListenerConfig(),
         per_connection_buffer_limit_bytes=BUFFER_LIMIT_BYTES,
         filter_chains=filter_chains(manager),
-    )
-
-
-def _body_is_json() -> Any:
-    """Call every body JSON: the next filter looks at nothing else, and nobody behind it looks at this header."""
-    mutation = typed.mutation_rules.HeaderMutation(append=headers.add("content-type", JSON))
-    return typed.header_mutation.HeaderMutation(
-        mutations=typed.header_mutation.Mutations(request_mutations=[mutation])
     )
