@@ -22,6 +22,8 @@ class ScriptedEngine:
     chunks: int = 3
     pause_s: float = 0.0
     """Between chunks of a stream."""
+    cut_after: int | None = None
+    """A stream breaks off after this many chunks."""
     plain_s: float = 0.0
     """How long a request that does not stream takes; its headers come at the end."""
     headers: dict[str, str] = field(default_factory=dict)
@@ -90,6 +92,8 @@ class ScriptedEngine:
         for index in range(self.chunks):
             chunk = {"model": self.model, "choices": [{"delta": {"content": str(index)}}]}
             await response.write(f"data: {json.dumps(chunk)}\n\n".encode())
+            if index + 1 == self.cut_after:
+                return _reset(request)
             await asyncio.sleep(self.pause_s)
         await response.write(b"data: [DONE]\n\n")
         return response

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import aiohttp
 import pytest
 import pytest_asyncio
 
@@ -32,7 +33,30 @@ def cases():
         for way in WAYS[:-1]:
             result[f"all-{way}-{kind}".lower()] = Chain()
             result[f"strict-{way}-{kind}".lower()] = Chain()
+        result[f"one-overflow-{kind}".lower()] = Chain(
+            tiers=[[slow(BIG)], [ScriptedEngine(SMALL)]], limits={"primary": {"concurrency": 1}}
+        )
+        result[f"all-overflow-{kind}".lower()] = Chain(
+            tiers=[[slow(BIG)], [slow(SMALL)]],
+            limits={"primary": {"concurrency": 1}, "fallback": {"concurrency": 1}},
+        )
+        result[f"strict-overflow-{kind}".lower()] = Chain(
+            tiers=[[slow(BIG)], [ScriptedEngine(SMALL)]], limits={"primary": {"concurrency": 1}}
+        )
+        result[f"gated-hang-{kind}".lower()] = Chain(limits={"primary": {"concurrency": 100}})
+        tiers = [[ScriptedEngine(name, mode="500")] for name in ("a", "b", "c", "d")]
+        result[f"long-500-{kind}".lower()] = Chain(tiers=tiers)
+        result[f"long-429-{kind}".lower()] = Chain(
+            tiers=[[ScriptedEngine(name, mode="429")] for name in ("a", "b", "c", "d")]
+        )
+    result["clients"] = Chain()
+    result["cut"] = Chain(tiers=[[ScriptedEngine(BIG, chunks=2)], [ScriptedEngine(SMALL)]])
+    result["headers"] = Chain(tiers=[[ScriptedEngine(BIG, plain_s=0.1)], [ScriptedEngine(SMALL)]])
     return result
+
+
+def slow(model):
+    return ScriptedEngine(model, plain_s=0.1, pause_s=0.03)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -119,3 +143,94 @@ async def test_who_forbids_a_fallback_gets_the_primary_or_an_honest_error(chains
         error = json.loads(each.text)["error"]
         assert {"message", "type", "param", "code"} == error.keys()
     assert (await chain.ask(stream=stream)).story == FAILED_OVER, "others fall back as ever"
+
+
+@pytest.mark.parametrize("stream", BOTH)
+async def test_what_overflows_a_tier_goes_to_the_next_and_at_last_to_the_static_one(chains, stream):
+    """A circuit breaker's 503 (UO) is never retried by the router that meets it: a gate meets it first."""
+    chain = named(chains, "one", "overflow", stream)
+    answers = await chain.ask_many(100, stream=stream)
+    assert {each.story for each in answers} == {FIRST, FAILED_OVER}
+    chain = named(chains, "all", "overflow", stream)
+    more = await chain.ask_many(100, stream=stream)
+    assert {each.story for each in more} == {FIRST, FAILED_OVER, STATIC}
+    for each in (*answers, *more):
+        assert_whole(each, stream)
+        assert "x-envoy-overloaded" not in each.headers
+        assert each.attempts == [BIG, SMALL, "static"].index(each.served) + 1
+
+
+@pytest.mark.parametrize("stream", BOTH)
+async def test_who_forbids_a_fallback_is_told_that_the_primary_is_full(chains, stream):
+    chain = named(chains, "strict", "overflow", stream)
+    answers = await chain.ask_many(40, stream=stream, headers=STRICT)
+    full = [each for each in answers if each.status != 200]
+    assert 0 < len(full) < 40
+    for each in full:
+        assert (each.status, each.reason) == (503, "overloaded")
+        assert each.headers["retry-after"] == "1"
+        assert json.loads(each.text)["error"]["code"] == "overloaded"
+    assert chain.small.requests == 0
+
+
+@pytest.mark.parametrize("stream", BOTH)
+async def test_a_hung_engine_behind_a_gate_is_ejected_too(chains, stream):
+    chain = named(chains, "gated", "hang", stream)
+    chain.big.mode = "hang"
+    answers = await chain.ask_many(40, stream=stream)
+    assert {each.story for each in answers} == {FAILED_OVER}
+    assert chain.big.requests < 30
+    before = chain.big.requests
+    await chain.ask_many(20, stream=stream)
+    assert chain.big.requests == before
+
+
+@pytest.mark.parametrize("stream", BOTH)
+@pytest.mark.parametrize("way", ["500", "429"])
+async def test_where_the_retries_end_before_the_chain_the_last_net_answers_in_kind(
+    chains, way, stream
+):
+    chain = named(chains, "long", way, stream)
+    answer = await chain.ask(stream=stream)
+    assert answer.story == STATIC
+    assert answer.attempts == 3
+    assert "x-envoy-upstream-service-time" not in answer.headers, "the net, not the static tier"
+    assert BUSY in answer.text
+    assert_whole(answer, stream)
+
+
+@pytest.mark.parametrize("status", [400, 401, 404, 408, 413, 422])
+async def test_an_error_of_the_client_is_shown_and_neither_retried_nor_failed_over(chains, status):
+    chain = chains["clients"]
+    chain.big.mode = str(status)
+    before = chain.engine_requests
+    answer = await chain.ask(stream=True)
+    assert answer.story == (status, BIG, None, None)
+    assert chain.engine_requests == before + 1
+
+
+async def test_nothing_is_retried_after_the_first_byte(chains):
+    chain = chains["cut"]
+    chain.big.cut_after = 1
+    small = chain.small.requests
+    before = chain.big.requests
+    with pytest.raises(aiohttp.ClientPayloadError):
+        await chain.ask(stream=True)
+    assert (chain.big.requests, chain.small.requests) == (before + 1, small)
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        {"x-envoy-max-retries": "9", "x-envoy-retry-on": "retriable-4xx"},
+        {"x-envoy-upstream-rq-per-try-timeout-ms": "1"},
+        {"x-envoy-upstream-rq-timeout-ms": "1"},
+        {"x-envoy-hedge-on-per-try-timeout": "true"},
+        {"x-envoy-internal": "true", "x-envoy-upstream-rq-per-try-timeout-ms": "1"},
+    ],
+    ids=lambda sent: next(iter(sent)),
+)
+async def test_a_client_cannot_steer_retries_or_times_and_so_eject_an_engine(chains, sent):
+    chain = chains["headers"]
+    for claimed in ({}, {"x-forwarded-for": "10.0.0.1"}):
+        assert (await chain.ask(headers={**sent, **claimed})).story == FIRST

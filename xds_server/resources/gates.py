@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from xds_server.core.model import Model, Tier
 from xds_server.core.policy import EvidencePolicy
-from xds_server.resources import affinity
+from xds_server.resources import affinity, headers
 from xds_server.resources.access_log import every_attempt_log
 from xds_server.resources.admission import TOKENS_HEADER, limiter_filter, limiter_name
 from xds_server.resources.clusters import BUFFER_LIMIT_BYTES
@@ -79,7 +79,7 @@ def gate_listener(
             *([limiter_filter(limiter_name(model, tier))] if tier.limit.has_rate else []),
             _router(evidence),
         ],
-        local_reply_config=over_limit_replies() if tier.limit.has_rate else None,
+        local_reply_config=_replies(tier),
         # The outer listener has said and done all of this already.
         server_header_transformation=(
             typed.hcm.HttpConnectionManagerServerHeaderTransformation.PASS_THROUGH
@@ -95,6 +95,21 @@ def gate_listener(
         filter_chains=filter_chains(manager),
     )
     return Resource.of(name, serialize(to_upb(Listener, listener)))
+
+
+def _replies(tier: Tier) -> Any:
+    """Author what the gate says when the tier is over its limit, or full."""
+    replies = over_limit_replies() if tier.limit.has_rate else typed.hcm.LocalReplyConfig()
+    if tier.limit.concurrency is not None:  # or who forbids a fallback could not be told
+        access = typed.accesslog
+        flags = access.ResponseFlagFilter(flags=["UO"])
+        replies.mappers.append(
+            typed.hcm.ResponseMapper(
+                filter=access.AccessLogFilter(response_flag_filter=flags),
+                headers_to_add=[headers.add(headers.OVERLOADED, "true")],
+            )
+        )
+    return replies
 
 
 def _router(evidence: EvidencePolicy) -> Any:

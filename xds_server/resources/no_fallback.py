@@ -58,7 +58,7 @@ def _other_endpoint() -> RouteAction:
 def honest_cases() -> list[Any]:
     """Author the cases of the last net for the answers of strict routes, whatever the model."""
     strict_route = m.header_ends(headers.MODEL_ROUTE, MARK)
-    overloaded = m.both(m.is_5xx(), m.header_is("x-envoy-overloaded", "true"))
+    overloaded = m.both(m.is_5xx(), m.header_is(headers.OVERLOADED, "true"))
     cases = [
         m.when(m.is_engines_429(), _action(429, RATE_LIMITED, 1, "is at its limit")),
         m.when(overloaded, _action(503, OVERLOADED, 1, "has no room left")),

@@ -55,6 +55,7 @@ class Reading:
 STREAM = Reading(fact=Fact.STREAM)
 """Whether the answer is to be streamed; no mark where the body does not say."""
 
+
 def merge(readings: Iterable[Reading]) -> tuple[Reading, ...]:
     """Return one reading per fact, in the order of `Fact`.
 
