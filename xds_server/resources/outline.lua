@@ -11,21 +11,22 @@ local KEY_LONGEST = 6 * 21 -- `max_completion_tokens` with every letter as \u00x
 
 -- Each of these takes and returns positions; nil = the text ends too early.
 
-local function after_string(text, at)
-  while true do
-    local quote = find(text, '"', at, true)
-    if quote == nil then
-      return nil
-    end
-    local before = quote - 1
-    while byte(text, before) == 92 do
-      before = before - 1
-    end
-    if (quote - before) % 2 == 1 then -- an even number of backslashes
-      return quote + 1
-    end
-    at = quote + 1
+-- Whether the quote is part of the text: an odd number of backslashes before it.
+local function is_escaped(text, quote)
+  local before = quote - 1
+  while byte(text, before) == 92 do
+    before = before - 1
   end
+  return (quote - before) % 2 == 0
+end
+
+local function after_string(text, at)
+  local quote = find(text, '"', at, true)
+  while quote ~= nil and byte(text, quote - 1) == 92
+      and (byte(text, quote - 2) ~= 92 or is_escaped(text, quote)) do
+    quote = find(text, '"', quote + 1, true)
+  end
+  return quote and quote + 1
 end
 
 local function after_space(text, at)
@@ -37,25 +38,31 @@ local function after_space(text, at)
   return at, c
 end
 
+-- What LuaJIT makes of a loop hangs on which branch it sees first. Of several that do the same, this one is fast for
+-- words, code, many small strings and lists of numbers, in whatever order they come: measure before you change it.
 local function after_nested(text, at)
   local depth = 1
-  while depth > 0 do
+  while true do
     local c = byte(text, at)
     at = at + 1
-    if c == 34 then
+    if c == nil then
+      return nil
+    elseif c >= 123 or c >= 91 and c <= 93 then
+      if c == 123 or c == 91 then
+        depth = depth + 1
+      elseif c == 125 or c == 93 then
+        depth = depth - 1
+        if depth == 0 then
+          return at
+        end
+      end
+    elseif c == 34 then
       at = after_string(text, at)
       if at == nil then
         return nil
       end
-    elseif c == 123 or c == 91 then
-      depth = depth + 1
-    elseif c == 125 or c == 93 then
-      depth = depth - 1
-    elseif c == nil then
-      return nil
     end
   end
-  return at
 end
 
 -- Numbers and words are not judged: the engine does that.
