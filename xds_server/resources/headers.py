@@ -24,9 +24,8 @@ MODEL_ROUTE = "x-model-route"
 OVERLOADED = "x-envoy-overloaded"
 """On a 503: a circuit breaker was open, there is no room."""
 ATTEMPTS = "x-attempt-count"
-"""How many tiers a proxy asked for this answer, the static one included; 0 = it asked none."""
-STATIC_TEMPLATE = "x-static-template"
-"""Which of a static tier's templates answered; see `static_routes`."""
+"""How many attempts a proxy made for this answer: on engines, on tiers that were full, and on the static tier.
+What is known to be out (ejected, empty) takes none; 1 also where nobody was left to ask."""
 RATE_LIMITED = "x-envoy-ratelimited"
 """Envoy does not retry an answer that carries this. An engine behind a limiter of its own sends it, where it would
 keep requests from the next tier; a chain believes only its endpoints' metadata."""
