@@ -14,7 +14,6 @@ from xds_server.resources import snapshot as served
 from xds_server.resources.builder import SnapshotBuilder
 from xds_server.resources.capability import Capability
 from xds_server.resources.lua import program
-from xds_server.resources.lua import program
 
 LUA = b"envoy.filters.http.lua"
 CHAINS = [Capability.COMPOSITE, Capability.AGGREGATE]
