@@ -205,7 +205,7 @@ def test_small_moves_of_the_shares_are_not_published():
 CRITICAL = {
     WhenCritical.SERVE: ((0, 1000, 0), False, "class_spills"),
     WhenCritical.STATIC: ((0, 0, 1000), False, "class_shed"),
-    WhenCritical.REJECT: ((0, 1000, 0), True, "class_shed"),
+    WhenCritical.REJECT: ((0, 0, 1000), True, "class_shed"),
 }
 
 
@@ -221,7 +221,14 @@ def test_while_the_first_tier_is_critical_a_class_may_be_shed(does, expected):
     ]
     *others, shed = divided(division, [800, 200, 0], level=Level.CRITICAL)
     assert (shed.weights, shed.is_rejected, shed.reason.rule) == expected
-    assert others == list(before[:2]), "what it leaves is not given away at once"
+    second = (1000, 0, 0) if does is WhenCritical.SERVE else (467, 533, 0)
+    assert [each.weights for each in others] == [(1000, 0, 0), second], "totals are of the rest"
+
+
+def test_every_class_may_be_shed():
+    shed = named("core", "rest", when_critical=WhenCritical.STATIC)
+    plans = divided(classes.initial(shed), [800, 200, 0], level=Level.CRITICAL)
+    assert [each.weights for each in plans] == [(0, 0, 1000)] * 2
 
 
 def test_every_class_says_why_it_has_its_weights():

@@ -196,8 +196,8 @@ async def test_only_streams_follow_the_header_timeout_where_plain_answers_have_a
         assert answer.served == SMALL
 
 
-def critical(lab, *, level=Level.CRITICAL):
-    plan = lab.plan([800, 200, 0])
+def critical(lab, split=(1000, 0, 0), *, level=Level.CRITICAL):
+    plan = lab.plan(split)
     (model,) = plan.models
     first = replace(model.tiers[0], level=level)
     lab.push(replace(plan, models=(replace(model, tiers=(first, *model.tiers[1:])),)))
@@ -222,7 +222,7 @@ async def test_while_critical_the_last_class_is_rejected_and_comes_back(tmp_path
         assert (await lab.ask({}, path=BATCHED, x_no_fallback="true")).status == 429
         assert await lab.count(20) == {BIG: 20}
         assert await lab.count(20, x_class="core") == {BIG: 20}
-        critical(lab, level=Level.DEGRADED)
+        critical(lab, [800, 200, 0], level=Level.DEGRADED)
 
         async def is_back():
             return (await lab.ask({}, path=BATCHED)).served == SMALL
@@ -241,6 +241,9 @@ async def test_while_critical_the_last_class_may_get_the_static_answer(tmp_path)
         await fleet.lab.envoy.until(is_static)
         answer = await fleet.lab.ask({}, path=BATCHED)
         assert (answer.status, answer.reason) == (200, "class_shed")
+        strict = await fleet.lab.ask({}, path=BATCHED, x_no_fallback="true")
+        assert (strict.status, strict.reason) == (429, "class_shed")
+        assert (await fleet.lab.ask({}, x_no_fallback="true")).served == BIG
         assert await fleet.lab.count(20) == {BIG: 20}
 
 

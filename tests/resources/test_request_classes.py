@@ -189,6 +189,7 @@ def test_clients_without_a_proxy_have_no_classes():
 
 
 REJECTING = (CORE, REST, replace(BATCH, when_critical=WhenCritical.REJECT))
+ANSWERING = (CORE, REST, replace(BATCH, when_critical=WhenCritical.STATIC))
 
 
 def switch(snapshot):
@@ -212,8 +213,21 @@ def test_a_rejection_is_a_number_in_the_routes():
     assert switch(builder.build([800, 200, 0])) == 0
 
 
+def test_what_forbids_the_static_answer_is_rejected_instead():
+    builder = Builder(fleet(request_classes=ANSWERING))
+    assert switch(builder.build()) == 0
+    pressed = builder.build(level=Level.CRITICAL)
+    assert switch(pressed) == 100
+    (route,) = (route for route in routes_of(pressed) if route.direct_response.status)
+    assert [each.name for each in route.match.headers] == [":path", "x-no-fallback"]
+    (shed,) = weighted(pressed)["chat/batch"]
+    assert weights(shed) == [0, 0, 1000]
+    static = shed.route.weighted_clusters.clusters[-1]
+    assert static.response_headers_to_add[0].header.value == "class_shed"
+
+
 def test_a_rejected_requests_body_is_read_before_it_is_answered():
-    for request_classes, reads in ((ALL, False), (REJECTING, True)):
+    for request_classes, reads in ((ALL, False), (REJECTING, True), (ANSWERING, True)):
         snapshot = Builder(fleet(request_classes=request_classes)).build()
         listener = snapshot.of_type(served.LISTENER).resources["llm"].body
         assert (b"envoy.filters.http.lua" in listener) is reads

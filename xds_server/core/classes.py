@@ -242,11 +242,24 @@ def _divide_model(division: Division, model: ModelPlan, before: Divided | None) 
 def _plans(
     classes: Sequence[RequestClass], model: ModelPlan, demand: Sequence[float]
 ) -> tuple[ClassPlan, ...]:
-    parts = split([tier.share for tier in model.tiers], demand)
+    shares = [tier.share for tier in model.tiers]
     is_critical = model.tiers[0].level is Level.CRITICAL
+    does = [each.when_critical if is_critical else WhenCritical.SERVE for each in classes]
+    # The tiers' shares are of what reaches engines: what is shed has no part in them.
+    left = [
+        ratio for ratio, action in zip(demand, does, strict=True) if action is WhenCritical.SERVE
+    ]
+    parts = iter(split(shares, [ratio / sum(left) for ratio in left]) if left else ())
+    static = (0.0,) * (len(shares) - 1) + (1.0,)
     return tuple(
-        _plan(request_class, model, ratio=ratio, part=part, is_critical=is_critical)
-        for request_class, ratio, part in zip(classes, demand, parts, strict=True)
+        _plan(
+            request_class,
+            model,
+            ratio=ratio,
+            part=next(parts) if action is WhenCritical.SERVE else static,
+            does=action,
+        )
+        for request_class, ratio, action in zip(classes, demand, does, strict=True)
     )
 
 
@@ -256,11 +269,8 @@ def _plan(
     *,
     ratio: float,
     part: Sequence[float],
-    is_critical: bool,
+    does: WhenCritical,
 ) -> ClassPlan:
-    does = request_class.when_critical if is_critical else WhenCritical.SERVE
-    if does is WhenCritical.STATIC:
-        part = [0.0] * (len(part) - 1) + [1.0]
     weights = allocate([share if share >= _LEAST else 0.0 for share in part], TIER_WEIGHT_TOTAL)
     return ClassPlan(
         name=request_class.name,

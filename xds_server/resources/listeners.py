@@ -24,7 +24,7 @@ from xds_server.resources.model_routing import model_readings
 from xds_server.resources.names import LISTENER_NAME, ROUTE_CONFIG_NAME
 from xds_server.resources.proto import Listener, pack, serialize, to_upb, typed
 from xds_server.resources.refusals import over_limit_replies
-from xds_server.resources.request_classes import rejects_any
+from xds_server.resources.request_classes import sheds_any
 from xds_server.resources.request_facts import STREAM, Reading, facts_filters, merge
 from xds_server.resources.rewrite import ROOM_BYTES
 from xds_server.resources.snapshot import Resource
@@ -87,7 +87,7 @@ def _readings(topology: Topology, failures: FailurePolicy) -> Iterator[Reading]:
     """Yield what the parts of the configuration need to know of a request's body."""
     yield from model_readings(topology.models)
     # A rejection before the body was read would close the connection.
-    if failures.answer_timeout_s is not None or rejects_any(topology.classes):
+    if failures.answer_timeout_s is not None or sheds_any(topology.classes):
         yield STREAM
     if counts_tokens(topology):
         yield from cost_readings()

@@ -30,8 +30,7 @@ def strict(route: Route, cluster: str) -> Route:
         cluster: the cluster of the first tier.
     """
     twin = Route.FromString(route.SerializeToString())
-    condition = twin.match.headers.add(name=HEADER)
-    condition.string_match.exact, condition.string_match.ignore_case = "true", True
+    forbid_fallback(twin)
     twin.route.cluster = cluster
     policy = twin.route.retry_policy
     policy.retry_on = "5xx,reset,connect-failure"
@@ -43,6 +42,12 @@ def strict(route: Route, cluster: str) -> Route:
         if header.header.key == headers.MODEL_ROUTE:
             header.header.value += MARK
     return twin
+
+
+def forbid_fallback(route: Route) -> None:
+    """Add the condition that a request says `x-no-fallback: true`."""
+    condition = route.match.headers.add(name=HEADER)
+    condition.string_match.exact, condition.string_match.ignore_case = "true", True
 
 
 def _other_endpoint() -> RouteAction:

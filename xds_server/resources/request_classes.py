@@ -16,6 +16,7 @@ from xds_server.resources import headers
 from xds_server.resources.capability import Capability
 from xds_server.resources.errors import error_body
 from xds_server.resources.names import METADATA
+from xds_server.resources.no_fallback import forbid_fallback
 from xds_server.resources.proto import Route, to_upb, typed
 
 CLASS_HEADER = "x-request-class"
@@ -90,15 +91,24 @@ def _conditions(request_class: RequestClass) -> Route:
     return to_upb(Route, r.Route(match=r.RouteMatch(headers=conditions)))
 
 
-def rejects_any(classes: Sequence[RequestClass]) -> bool:
-    """Whether any class may be rejected."""
-    return any(each.when_critical is WhenCritical.REJECT for each in classes)
+def sheds_any(classes: Sequence[RequestClass]) -> bool:
+    """Whether requests of any class may be rejected."""
+    return any(each.when_critical is not WhenCritical.SERVE for each in classes)
 
 
-def rejection(route: Route) -> Route:
-    """Return the route that rejects what another one takes, to be placed before it; it is off."""
+def rejection(route: Route, request_class: RequestClass) -> Route:
+    """Return the route that rejects what a class's other routes take, to be placed before them; it is off.
+
+    Where the class gets the static answer, that is for requests that forbid it.
+
+    Args:
+        route: The last one of the class, without conditions besides those of model and class.
+        request_class: One that is not served as ever while the first tier is critical.
+    """
     twin = Route(name=route.name, metadata=route.metadata)
     twin.match.CopyFrom(route.match)
+    if request_class.when_critical is WhenCritical.STATIC:
+        forbid_fallback(twin)
     set_rejecting(twin, rejecting=False)
     twin.direct_response.status = 429
     twin.direct_response.body.inline_string = error_body(

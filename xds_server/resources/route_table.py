@@ -32,8 +32,8 @@ from xds_server.resources.request_classes import (
     SHED,
     in_order,
     rejection,
-    rejects_any,
     set_rejecting,
+    sheds_any,
 )
 from xds_server.resources.routes import group_by_domains, members, model_routes
 from xds_server.resources.snapshot import Resource
@@ -51,7 +51,7 @@ class _Split:
     occurrences: list[Sequence[WeightedCluster.ClusterWeight]] = field(default_factory=list)
     rejections: list[Route] = field(default_factory=list)
     numbers: tuple[tuple[int, str], ...] = ()
-    is_rejecting: bool = False
+    is_shed: bool = False
 
     @property
     def class_name(self) -> str:
@@ -113,10 +113,11 @@ class RouteTable:
         """Set a model's weights and reasons."""
         for split in self._splits.get(plan.name, ()):
             given = _class_plan(plan, split.request_class)
-            if given is not None and given.is_rejected != split.is_rejecting:
-                split.is_rejecting = given.is_rejected
+            is_shed = given is not None and given.reason.rule == SHED
+            if is_shed != split.is_shed:
+                split.is_shed = is_shed
                 for route in split.rejections:
-                    set_rejecting(route, rejecting=given.is_rejected)
+                    set_rejecting(route, rejecting=is_shed)
                 self._resource = None
             numbers = _numbers(plan, split, given)
             if numbers == split.numbers:
@@ -160,10 +161,10 @@ def _author(
 
 def _place(split: _Split, host: VirtualHost) -> Iterator[Route]:
     """Add the routes of a split to a virtual host; yield those that lead to a cluster."""
-    if split.request_class is not None and rejects_any([split.request_class]):
-        # The last route has no condition besides those of model and class.
+    request_class = split.request_class
+    if request_class is not None and sheds_any([request_class]):
         rejecting = host.routes.add()
-        rejecting.CopyFrom(rejection(split.authored[-1]))
+        rejecting.CopyFrom(rejection(split.authored[-1], request_class))
         split.rejections.append(rejecting)
     for shape in split.authored:
         route = host.routes.add()
