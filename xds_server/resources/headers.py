@@ -26,6 +26,8 @@ OVERLOADED = "x-envoy-overloaded"
 ATTEMPTS = "x-attempt-count"
 """How many attempts a proxy made for this answer: on engines, on tiers that were full, and on the static tier.
 What is known to be out (ejected, empty) takes none; 1 also where nobody was left to ask."""
+STATIC_TEMPLATE = "x-static-template"
+"""Which of a static tier's templates answered; see `static_routes`."""
 RATE_LIMITED = "x-envoy-ratelimited"
 """Envoy does not retry an answer that carries this. An engine behind a limiter of its own sends it, where it would
 keep requests from the next tier; a chain believes only its endpoints' metadata."""
