@@ -74,6 +74,15 @@ METRICS: dict[str, Metric] = {
     "fleet_tier_level": Metric(
         "gauge", "1 for the level a tier is at.", ("model", "tier", "level")
     ),
+    "fleet_class_demand_ratio": Metric(
+        "gauge", "Share of a model's requests that belong to a class.", ("model", "class")
+    ),
+    "fleet_class_share_ratio": Metric(
+        "gauge", "Share of a class's requests that a tier is given.", ("model", "class", "tier")
+    ),
+    "fleet_class_shed": Metric(
+        "gauge", "1 while a class is not served because its model is critical.", ("model", "class")
+    ),
     "fleet_instance_weight": Metric(
         "gauge", "Endpoint weight of an instance.", ("model", "tier", "instance")
     ),

@@ -7,7 +7,15 @@ from typing import Any
 
 from xds_server.config.addresses import format_address
 from xds_server.control_loop import ControlLoop
-from xds_server.core.plan import InstancePlan, Level, Plan, TierPlan
+from xds_server.core.plan import (
+    TIER_WEIGHT_TOTAL,
+    ClassPlan,
+    InstancePlan,
+    Level,
+    ModelPlan,
+    Plan,
+    TierPlan,
+)
 from xds_server.fleet import instance_plans
 from xds_server.ingest.registry import Registry
 from xds_server.metrics import Reading
@@ -69,6 +77,8 @@ def gauges(plan: Plan | None, proxies: Iterable[ProxyStatus]) -> Iterator[Readin
             yield from _of_tier((model.name, tier.name), tier)
             for instance in tier.instances:
                 yield from _of_instance((model.name, tier.name, instance.id), instance)
+        for request_class in model.classes:
+            yield from _of_class(model, request_class)
 
 
 def _of_tier(labels: tuple[str, str], tier: TierPlan) -> Iterator[Reading]:
@@ -83,6 +93,14 @@ def _of_tier(labels: tuple[str, str], tier: TierPlan) -> Iterator[Reading]:
             yield name, labels, value
     for level in Level:
         yield "fleet_tier_level", (*labels, level.value), float(tier.level is level)
+
+
+def _of_class(model: ModelPlan, request_class: ClassPlan) -> Iterator[Reading]:
+    labels = (model.name, request_class.name)
+    yield "fleet_class_demand_ratio", labels, request_class.demand_ratio
+    yield "fleet_class_shed", labels, float(request_class.is_shed)
+    for tier, weight in zip(model.tiers, request_class.weights, strict=True):
+        yield "fleet_class_share_ratio", (*labels, tier.name), weight / TIER_WEIGHT_TOTAL
 
 
 def _of_instance(labels: tuple[str, str, str], instance: InstancePlan) -> Iterator[Reading]:

@@ -225,6 +225,25 @@ def test_while_the_first_tier_is_critical_a_class_may_be_shed(does, expected):
     assert [each.weights for each in others] == [(1000, 0, 0), second], "totals are of the rest"
 
 
+def test_shedding_a_class_and_serving_it_again_are_events():
+    core, elastic, last = demand_of(0.5, 0.3, 0.2)
+    shed = replace(last, when_critical=WhenCritical.STATIC)
+    division = classes.initial((core, elastic, shed))
+    seen = []
+    for level in (Level.HEALTHY, Level.CRITICAL, Level.CRITICAL, Level.DEGRADED, Level.HEALTHY):
+        model = a_model_plan(a_model(), [800, 200, 0])
+        first = replace(model.tiers[0], level=level)
+        plan = replace(
+            a_plan(a_topology()), models=(replace(model, tiers=(first, *model.tiers[1:])),)
+        )
+        division, after = classes.divide(division, plan)
+        seen += [(each.name, each.tier, each.after, each.reason.rule) for each in after.events]
+    assert seen == [
+        ("class_shed", "primary", "best_effort", "class_shed"),
+        ("class_served", "primary", "best_effort", "class_spills"),
+    ]
+
+
 def test_every_class_may_be_shed():
     shed = named("core", "rest", when_critical=WhenCritical.STATIC)
     plans = divided(classes.initial(shed), [800, 200, 0], level=Level.CRITICAL)

@@ -8,9 +8,11 @@ from dataclasses import replace
 import pytest
 
 from tests.fakes.plans import a_model, a_topology
-from xds_server.core.model import ClassName, ModelName, RequestClass
+from xds_server.core.model import ClassName, ModelName, RequestClass, WhenCritical
 from xds_server.core.policy import Policy
 from xds_server.fleet import Fleet
+from xds_server.metrics import METRICS
+from xds_server.status import gauges
 
 CHAT = ModelName("chat")
 CLASSES = (
@@ -96,3 +98,14 @@ def test_other_classes_take_over_at_a_change_of_the_configuration():
     assert names == ["core", "rest", "batch"]
     fleet.reconfigure(a_topology(), Policy(), 2.0)
     assert fleet.evaluate([], 2.0).models[0].classes == ()
+
+
+def test_the_shares_of_classes_are_measured():
+    shed = RequestClass(name=ClassName("batch"), prefix="/b", when_critical=WhenCritical.STATIC)
+    fleet = Fleet(replace(TOPOLOGY, classes=(*CLASSES, shed)), Policy(), 0.0)
+    found = {(name, labels): value for name, labels, value in gauges(fleet.evaluate([], 0.0), [])}
+    assert found["fleet_class_demand_ratio", ("chat", "core")] == pytest.approx(1 / 3)
+    assert found["fleet_class_share_ratio", ("chat", "core", "primary")] == 1.0
+    assert found["fleet_class_share_ratio", ("chat", "batch", "static")] == 0.0
+    assert found["fleet_class_shed", ("chat", "batch")] == 0.0
+    assert all(name in METRICS for name, _ in found)

@@ -16,7 +16,7 @@ so that it is right from the start and does not jump.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from math import exp, isfinite
@@ -25,6 +25,7 @@ from xds_server.core.model import ClassName, ModelName, RequestClass, WhenCritic
 from xds_server.core.plan import (
     TIER_WEIGHT_TOTAL,
     ClassPlan,
+    Event,
     Level,
     ModelPlan,
     Plan,
@@ -221,7 +222,27 @@ def divide(division: Division, plan: Plan) -> tuple[Division, Plan]:
     ):
         plans = division.plans
     after = replace(division, divided=divided, given=plan.models, plans=plans)
-    return after, replace(plan, models=plans)
+    events = plan.events
+    if plans is not division.plans:
+        before = {model.name: model for model in division.plans}
+        events += tuple(each for model in plans for each in _events(before.get(model.name), model))
+    return after, replace(plan, models=plans, events=events)
+
+
+def _events(before: ModelPlan | None, model: ModelPlan) -> Iterator[Event]:
+    """Yield what happened to the classes of a model since its last plan."""
+    was = {each.name: each.is_shed for each in before.classes} if before else {}
+    for each in model.classes:
+        if each.is_shed == was.get(each.name, False):
+            continue
+        yield Event(
+            name="class_shed" if each.is_shed else "class_served",
+            model=model.name,
+            tier=model.tiers[0].name,
+            instance=None,
+            reason=each.reason,
+            after=each.name,
+        )
 
 
 def _divide_model(division: Division, model: ModelPlan, before: Divided | None) -> Divided:
@@ -276,6 +297,7 @@ def _plan(
         name=request_class.name,
         demand_ratio=ratio,
         weights=weights,
+        is_shed=does is not WhenCritical.SERVE,
         is_rejected=does is WhenCritical.REJECT,
         reason=_reason(model, weights, ratio=ratio, does=does),
     )

@@ -135,8 +135,9 @@ class ClassPlan:
     """Its share of the model's requests, as believed, 0-1."""
     weights: tuple[int, ...]
     """Its own weight of each tier, in chain order; they add up to `TIER_WEIGHT_TOTAL`."""
+    is_shed: bool
+    """It is not served for now: it gets the static answer, or where `is_rejected` a 429."""
     is_rejected: bool
-    """Proxies answer its requests with 429 for now, whatever its weights."""
     reason: Reason
 
 

@@ -113,7 +113,7 @@ class RouteTable:
         """Set a model's weights and reasons."""
         for split in self._splits.get(plan.name, ()):
             given = _class_plan(plan, split.request_class)
-            is_shed = given is not None and given.reason.rule == SHED
+            is_shed = given is not None and given.is_shed
             if is_shed != split.is_shed:
                 split.is_shed = is_shed
                 for route in split.rejections:
@@ -196,7 +196,7 @@ def _numbers(
     else:
         own = dict(zip(split.chain, given.weights, strict=True))
         weights = positive_sum([own[name] for name in split.tiers])
-        if given.reason.rule == SHED:
+        if given.is_shed:
             reasons = dict.fromkeys(reasons, SHED)
     return tuple(
         (weight, reasons[name] if weight else "")
