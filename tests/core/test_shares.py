@@ -1,0 +1,192 @@
+"""The division of limits over proxies: who gets what, when, and how much a division gives away."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from xds_server.core.policy import AdmissionPolicy
+from xds_server.core.shares import RESERVE, SETTLE_LIMIT, UNITS, Shares
+
+POLICY = AdmissionPolicy()
+SETTLE = POLICY.settle_s
+
+
+def divided(*names: str, at: float = 0.0, policy: AdmissionPolicy = POLICY) -> Shares:
+    """Return the shares of proxies that came together and were divided over."""
+    shares = Shares(policy)
+    shares.update(names, {}, at)
+    shares.update(names, {}, at + policy.settle_s)
+    return shares
+
+
+def test_nobody_has_a_part_before_the_first_proxies_have_settled():
+    shares = Shares(POLICY)
+    assert not shares.update([], {}, 0.0)
+    assert shares.deadline is None
+    assert not shares.update(["a"], {}, 0.0)
+    assert shares.parts == {}
+    assert shares.deadline == SETTLE
+    assert not shares.update(["a", "b"], {}, 0.5)
+    assert shares.deadline == 0.5 + SETTLE
+    assert shares.update(["a", "b"], {}, 0.5 + SETTLE)
+    assert shares.parts == {"a": 0.5, "b": 0.5}
+    assert shares.deadline is None
+
+
+def test_proxies_that_keep_coming_do_not_put_the_first_division_off_for_ever():
+    shares, now = Shares(POLICY), 0.0
+    names: list[str] = []
+    while not shares.parts:
+        names.append(f"proxy-{len(names)}")
+        shares.update(names, {}, now)
+        now += SETTLE / 2
+    assert now <= SETTLE_LIMIT * SETTLE + SETTLE
+
+
+def test_a_newcomer_gets_a_little_at_once_and_its_full_part_a_moment_later():
+    shares = divided("a", "b")
+    assert shares.update(["a", "b", "c"], {}, 40.0)
+    assert shares.parts == {"a": 0.5, "b": 0.5, "c": RESERVE / 2}
+    assert shares.update(["a", "b", "c"], {}, 40.0 + SETTLE)
+    assert shares.parts == pytest.approx(dict.fromkeys("abc", 1 / 3))
+
+
+def test_a_proxy_that_leaves_keeps_its_part_while_it_may_still_be_serving():
+    shares = divided("a", "b")
+    assert not shares.update(["a"], {}, 40.0)
+    assert shares.deadline == 40.0 + POLICY.absent_s
+    assert not shares.update(["a", "b"], {}, 45.0)
+    assert shares.deadline is None
+    shares.update(["a"], {}, 50.0)
+    assert shares.update(["a"], {}, 50.0 + POLICY.absent_s)
+    assert shares.parts == {"a": 0.5}
+    assert shares.update(["a"], {}, shares.deadline or 0.0)
+    assert shares.parts == {"a": 1.0}
+
+
+def test_everybody_may_leave_and_come_back():
+    shares = divided("a")
+    shares.update([], {}, 100.0)
+    assert shares.update([], {}, 200.0)
+    assert shares.parts == {}
+    assert shares.deadline is None
+    shares.update(["a"], {}, 300.0)
+    shares.update(["a"], {}, 300.0 + SETTLE)
+    assert shares.parts == {"a": 1.0}
+
+
+def test_a_proxy_that_was_never_given_a_part_may_leave():
+    shares = Shares(POLICY)
+    shares.update(["a"], {}, 0.0)
+    shares.update([], {}, 0.1)
+    assert not shares.update([], {}, 60.0)
+    assert shares.deadline is None
+
+
+def test_a_proxy_that_comes_and_goes_at_once_moves_nobody_elses_part():
+    shares = divided("a", "b", policy=AdmissionPolicy(absent_s=0.1))
+    shares.update(["a", "b", "c"], {}, 40.0)
+    shares.update(["a", "b"], {}, 40.1)
+    assert shares.update(["a", "b"], {}, 40.3)
+    assert not shares.update(["a", "b"], {}, 40.3 + SETTLE)
+    assert shares.parts == {"a": 0.5, "b": 0.5}
+
+
+def test_parts_follow_what_proxies_are_asked_for_but_nobody_loses_everything():
+    shares = divided("a", "b")
+    assert shares.update(["a", "b"], {"a": 90.0, "b": 10.0}, 40.0)
+    least = POLICY.least_ratio / 2
+    assert shares.parts == pytest.approx(
+        {"a": least + 0.8 * 0.9, "b": least + 0.8 * 0.1}, abs=1 / (2 * UNITS)
+    )
+
+
+@pytest.mark.parametrize(
+    ("demand", "moves"),
+    [
+        pytest.param({}, False, id="unknown"),
+        pytest.param({"a": 0.0, "b": 0.0}, False, id="none"),
+        pytest.param({"a": 55.0, "b": 45.0}, False, id="a little"),
+        pytest.param({"a": 70.0, "b": 30.0}, False, id="within the hysteresis"),
+        pytest.param({"a": 95.0, "b": 5.0}, True, id="much"),
+        pytest.param({"a": 100.0}, False, id="the other is taken for the same"),
+        pytest.param({"z": 100.0}, False, id="of a stranger"),
+    ],
+)
+def test_only_a_real_shift_of_load_moves_parts(demand, moves):
+    shares = divided("a", "b")
+    assert shares.update(["a", "b"], demand, 40.0) is moves
+
+
+def test_what_proxies_are_asked_for_is_smoothed():
+    shares = divided("a", "b")
+    even, odd = {"a": 50.0, "b": 50.0}, {"a": 100.0, "b": 0.0}
+    shares.update(["a", "b"], even, 40.0)
+    assert not shares.update(["a", "b"], odd, 41.0)
+    now = 41.0
+    while not shares.update(["a", "b"], odd, now):
+        now += 1.0
+    assert 45.0 < now < 80.0
+
+
+def test_divisions_are_few_because_each_refills_buckets():
+    shares = divided("a")
+    names, now, divisions = ["a"], SETTLE, [SETTLE]
+    whole = dict(shares.parts)
+    while now < 300.0:
+        now += 0.5
+        if now % 3 == 0:
+            names.append(f"p{now:g}")
+        shares.update(names, {}, now)
+        if sum(shares.parts.values()) == pytest.approx(1.0) and shares.parts != whole:
+            divisions.append(now)
+            whole = dict(shares.parts)
+    for first, last in zip(divisions, divisions[POLICY.divisions :], strict=False):
+        assert last - first >= POLICY.divisions_every_s
+    assert len(divisions) >= 300 / POLICY.divisions_every_s
+
+
+NAMES = st.sets(st.sampled_from("abcdefgh"))
+
+
+@given(
+    st.lists(
+        st.tuples(
+            NAMES,
+            st.dictionaries(st.sampled_from("abcdefgh"), st.floats(0, 1e6)),
+            st.floats(0.01, 40.0),
+        ),
+        max_size=40,
+    )
+)
+def test_no_more_than_the_limit_and_the_reserve_is_ever_given_out(steps):
+    shares, now = Shares(POLICY), 0.0
+    for names, demand, wait_s in steps:
+        now += wait_s
+        before = dict(shares.parts)
+        changed = shares.update(names, demand, now)
+        assert changed == (shares.parts != before)
+        assert all(part > 0 for part in shares.parts.values())
+        assert sum(shares.parts.values()) <= 1 + RESERVE + 1e-9
+        assert shares.deadline is None or shares.deadline > now
+        # Whoever was divided over has its part until it is gone for long.
+        assert not (names & before.keys()) - shares.parts.keys()
+
+
+@given(st.dictionaries(st.text(max_size=3), st.floats(0, 1e6), min_size=1, max_size=30))
+def test_parts_are_few_multiples_and_add_up(demand):
+    shares = Shares(POLICY)
+    shares.update(demand, demand, 0.0)
+    shares.update(demand, demand, 40.0)
+    count = len(demand)
+    assert math.isclose(sum(shares.parts.values()), 1.0)
+    assert min(shares.parts.values()) >= POLICY.least_ratio / count - 1e-9
+    if sum(demand.values()):
+        assert all(
+            math.isclose(part * UNITS * count, round(part * UNITS * count))
+            for part in shares.parts.values()
+        )
