@@ -1,0 +1,87 @@
+"""Limits per tenant on a real Envoy: listed ones, all others one by one, those who do not say who they are."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from tests.fakes.limits_lab import JSON, LimitsLab, limits_lab
+from xds_server.core.limits import Limit, Tenant, TenantName, Tenants
+from xds_server.core.model import ClassName, RequestClass
+from xds_server.core.policy import AdmissionPolicy
+
+pytestmark = pytest.mark.envoy
+
+SLOW = AdmissionPolicy(burst_s=1000, largest_request_tokens=1)
+"""Buckets that hold a thousand seconds' worth, so that a test sees no refill."""
+
+
+def tenants(**changes: object) -> Tenants:
+    return Tenants(
+        **{  # type: ignore[arg-type]
+            "header": "x-tenant",
+            "listed": (
+                Tenant(name=TenantName("acme"), key="acme", limit=Limit(requests_per_second=0.006)),
+            ),
+            "others": Limit(requests_per_second=0.002),
+            "missing": Limit(requests_per_second=0.001),
+            **changes,
+        }
+    )
+
+
+async def admitted(lab: LimitsLab, count: int, **headers: str) -> int:
+    sent = JSON | {name.replace("_", "-"): value for name, value in headers.items()}
+    replies = [await lab.ask(headers=sent) for _ in range(count)]
+    assert {each.status for each in replies} <= {200, 429}
+    return sum(each.status == 200 for each in replies)
+
+
+@pytest.fixture
+async def lab(tmp_path: Path) -> AsyncIterator[LimitsLab]:
+    async with limits_lab(tmp_path, tenants=tenants(), admission=SLOW) as found:
+        yield found
+        await found.assert_all_accepted()
+
+
+async def test_every_tenant_has_a_bucket_of_its_own(lab: LimitsLab) -> None:
+    assert await admitted(lab, 8, x_tenant="acme") == 6
+    assert await admitted(lab, 4, x_tenant="other") == 2
+    assert await admitted(lab, 4, x_tenant="another") == 2
+    assert await admitted(lab, 4, x_tenant="ACME") == 2
+    assert await admitted(lab, 4, x_tenant="") == 2
+    assert await admitted(lab, 3) == 1
+    assert await admitted(lab, 2, x_tenant="acme") == 0
+    # Many more than Envoy's default of 20 buckets, and the first is still remembered.
+    for number in range(100):
+        assert await admitted(lab, 1, x_tenant=f"tenant-{number}") == 1
+    assert await admitted(lab, 2, x_tenant="other") == 0
+
+
+async def test_classes_have_shares_of_a_tenants_limit(tmp_path: Path) -> None:
+    core = RequestClass(name=ClassName("core"), header="x-class", value="core", quota_ratio=0.5)
+    rest = RequestClass(name=ClassName("rest"), quota_ratio=0.25)
+    who = tenants(
+        listed=(Tenant(name=TenantName("a"), key="a", limit=Limit(requests_per_second=0.008)),)
+    )
+    async with limits_lab(tmp_path, tenants=who, classes=(core, rest), admission=SLOW) as lab:
+        assert await admitted(lab, 4, x_tenant="a") == 2
+        assert await admitted(lab, 6, x_tenant="a", x_class="core") == 4
+        assert await admitted(lab, 2, x_tenant="a", x_class="other") == 0
+        await lab.assert_all_accepted()
+
+
+async def test_a_tenants_tokens_count_whatever_the_model_and_unlimited_stays_unlimited(
+    tmp_path: Path,
+) -> None:
+    who = tenants(listed=(), others=Limit(tokens_per_second=1), missing=Limit())
+    async with limits_lab(tmp_path, tenants=who, admission=SLOW) as lab:
+        sent = JSON | {"x-tenant": "a"}
+        statuses = [(await lab.ask(b'{"max_tokens":294}', headers=sent)).status for _ in range(5)]
+        assert statuses == [200, 200, 200, 429, 429]
+        refused = await lab.ask(b'{"max_tokens":-1}', headers=sent)
+        assert refused.status == 400
+        assert await admitted(lab, 5) == 5
+        await lab.assert_all_accepted()
