@@ -21,9 +21,17 @@ from google.protobuf.json_format import ParseDict
 
 from tests.fakes.envoy import validate
 from tests.fakes.plans import a_model, a_plan, a_static_tier, a_tier, a_topology
-from xds_server.core.model import ClassName, RequestClass, StaticAnswer, WhenCritical
+from xds_server.core.model import (
+    Affinity,
+    AffinityPolicy,
+    ClassName,
+    RequestClass,
+    StaticAnswer,
+    Telemetry,
+    WhenCritical,
+)
 from xds_server.core.plan import EndpointHealth
-from xds_server.core.policy import FailurePolicy, Policy
+from xds_server.core.policy import FailurePolicy, HealthPolicy, Policy
 from xds_server.resources import snapshot as served
 from xds_server.resources.bootstrap import bootstrap
 from xds_server.resources.builder import SnapshotBuilder
@@ -65,14 +73,30 @@ TOPOLOGIES = {
             RequestClass(name=ClassName("c"), retries=3, when_critical=WhenCritical.REJECT),
         ),
     ),
+    "sessions and reports": a_topology(
+        a_model(
+            tiers=[
+                replace(
+                    a_tier("p", "m", [1, 2]),
+                    affinity=Affinity(policy=AffinityPolicy.RING_HASH, header="x-session-id"),
+                    health_path="/ping",
+                    telemetry=Telemetry.ORCA,
+                ),
+                replace(a_tier("q", "n", [3]), affinity=Affinity(header="x-session-id")),
+                a_static_tier(),
+            ]
+        )
+    ),
     "a long answer": a_topology(a_model(tiers=[a_tier("p", "m", [1]), a_static_tier(LONG)])),
 }
 POLICIES = {
     "plain answers": Policy(failures=FailurePolicy(answer_timeout_s=120.0)),
+    "checked": Policy(health=HealthPolicy(active=True)),
     "extremes": Policy(
+        health=HealthPolicy(active=True, interval_s=0.001, timeout_s=0.001, unhealthy=1, healthy=1),
         failures=FailurePolicy(
             consecutive=1, header_timeout_s=0.001, token_stall_s=0.0, static_on_5xx=False
-        )
+        ),
     ),
 }
 

@@ -34,6 +34,7 @@ _POSITIVE = frozenset(
         "consecutive", "header_timeout_s", "interval_s", "stale_intervals", "blind_after_s", "scale",
         "correction_min", "correction_max", "waiting_scale_ratio", "queue_scale_ratio", "target",
         "quarantine_faults", "demand_smoothing_s", "capacity_window_s", "rise_per_s", "fall_per_s",
+        "timeout_s", "unhealthy", "healthy",
         "flush_s", "load_report_s", "entries_per_second", "window_s", "ratio_window_s", "failure_ratio",
         "minimum_attempts",
     }
