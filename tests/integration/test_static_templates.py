@@ -8,6 +8,7 @@ import pytest
 
 from tests.fakes.chain import CHAT, TEXT, ChainLab, chain_lab
 from tests.fakes.plans import BUSY
+from tests.fakes.scripted_engine import ScriptedEngine
 from xds_server.core.model import ClassName, StaticAnswer, StaticTemplate
 from xds_server.core.policy import FailurePolicy
 from xds_server.resources.capability import Capability
@@ -174,8 +175,21 @@ async def test_a_broken_body_gets_the_answer(tmp_path, body):
         assert "script log" not in lab.envoy.log()
 
 
-async def test_the_last_net_names_the_answer_too(tmp_path):
-    async with chain_lab(tmp_path, answer=ANSWER, split=[1000, 0, 0]) as lab:
-        lab.big.mode = lab.small.mode = "500"
-        answer = await lab.ask(**prompt("hello"))
-        assert answer.headers[TEMPLATE] == "default"
+@pytest.mark.parametrize("stream", [True, False])
+async def test_the_last_net_speaks_like_the_static_tier(tmp_path, stream):
+    tiers = [[ScriptedEngine(name, mode="500")] for name in ("a", "b", "c")]
+    failures = FailurePolicy(header_timeout_s=0.3)
+    async with chain_lab(tmp_path, tiers=tiers, failures=failures, answer=ANSWER) as lab:
+        # Three tiers fail before the retries lead to the static one. What comes from there says how long it took.
+        for path, kind in ((CHAT, "chat.completion"), (f"{TEXT}?a=b", "text_completion")):
+            answer = await lab.ask(**prompt("hello", path=TEXT, stream=stream) | {"path": path})
+            assert answer.story == (200, "static", "true", "failover")
+            assert answer.headers[TEMPLATE] == "default"
+            first = answer.events[0] if stream else answer.text
+            assert json.loads(first)["object"].removesuffix(".chunk") == kind
+        answer = await lab.ask(**prompt("hello", stream=stream) | {"path": "/v1/embeddings"})
+        assert answer.story == (503, "static", "true", "failover")
+        assert answer.headers[TEMPLATE] == "unavailable"
+        assert answer.headers["retry-after"] == "5"
+        assert json.loads(answer.text)["error"]["code"] == "unavailable"
+        await lab.assert_all_accepted()

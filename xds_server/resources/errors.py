@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 
 def error_body(
@@ -16,5 +17,11 @@ def error_body(
         param: The key of the request that is wrong.
         code: `error.code`, what programs look at.
     """
-    error = {"message": message, "type": kind, "param": param, "code": code}
-    return json.dumps({"error": error})
+    return json.dumps(error_object(message, kind=kind, param=param, code=code))
+
+
+def error_object(
+    message: str, *, kind: str, param: str | None = None, code: str | None = None
+) -> dict[str, Any]:
+    """Return the body of `error_body` before it is written."""
+    return {"error": {"message": message, "type": kind, "param": param, "code": code}}

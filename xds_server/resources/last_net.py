@@ -16,16 +16,25 @@ from xds_server.resources import headers
 from xds_server.resources import response_match as m
 from xds_server.resources.answer import Dialect, streamed, whole
 from xds_server.resources.no_fallback import honest_cases
+from xds_server.resources.path_kind import ENDINGS, path_filter
 from xds_server.resources.proto import pack, typed
-from xds_server.resources.static_routes import EVENTS, JSON, answer_headers
+from xds_server.resources.static_routes import (
+    DEFAULT,
+    EVENTS,
+    JSON,
+    UNAVAILABLE,
+    answer_headers,
+    unavailable,
+)
 from xds_server.resources.static_tier import served_name
 
 
 def author_last_net(models: Iterable[Model], failures: FailurePolicy) -> list[Any]:
-    """Return the filter as a list of one, or none if the policy or the models have no use for it.
+    """Return the filters, or none if the policy or the models have no use for it.
 
     The filter sees only the response, so it knows the model by the header that routes set; whether to stream
-    it knows where the body was read (`failures.answer_timeout_s`), else it answers in JSON.
+    it knows where the body was read (`failures.answer_timeout_s`), else it answers in JSON. What was asked for it knows
+    by a filter of its own, which comes first.
     """
     nets = {
         model.name: _net(model, tier, tier.answer)
@@ -50,28 +59,51 @@ def author_last_net(models: Iterable[Model], failures: FailurePolicy) -> list[An
     cases = [*honest_cases(), m.when(failed, by_model)]
     config = typed.custom_response.CustomResponse(custom_response_matcher=m.first_of(cases))
     return [
-        typed.hcm.HttpFilter(name="envoy.filters.http.custom_response", typed_config=pack(config))
+        path_filter(),
+        typed.hcm.HttpFilter(name="envoy.filters.http.custom_response", typed_config=pack(config)),
     ]
 
 
 def _net(model: Model, tier: Tier, answer: StaticAnswer) -> Any:
-    """Author what a model's failed answers become: a stream for who asked for one, else JSON."""
-    x, served = typed.xds_matcher, served_name(tier)
-    text = whole(answer.body, dialect=Dialect.CHAT, model=served)
-    plain = _action(model, tier, text, JSON)
+    """Author what a model's failed answers become: the answer for completions, an error for the rest."""
+    served = served_name(tier)
+    cases = [
+        m.when(m.path_is_of(dialect), _spoken(model, tier, answer, dialect)) for dialect in ENDINGS
+    ]
+    error = unavailable(answer)
+    text = whole(error.body, dialect=Dialect.CHAT, model=served)
+    action = _action(model, tier, error, text, JSON, template=UNAVAILABLE)
+    return _otherwise(m.first_of(cases), action)
+
+
+def _spoken(model: Model, tier: Tier, answer: StaticAnswer, dialect: Dialect) -> Any:
+    """Author the answer in a dialect: a stream for who asked for one, else JSON."""
+    served = served_name(tier)
+    text = whole(answer.body, dialect=dialect, model=served)
+    plain = _action(model, tier, answer, text, JSON)
     if not 200 <= answer.status < 300:  # an error is no stream: its readers expect JSON
-        return x.Matcher(on_no_match=x.MatcherOnMatch(action=plain))
-    events = streamed(answer.body, dialect=Dialect.CHAT, model=served)
-    matcher = m.first_of([m.when(m.asks_for_stream(), _action(model, tier, events, EVENTS))])
-    matcher.on_no_match = x.MatcherOnMatch(action=plain)
+        return plain
+    events = streamed(answer.body, dialect=dialect, model=served)
+    streams = m.when(m.asks_for_stream(), _action(model, tier, answer, events, EVENTS))
+    return _otherwise(m.first_of([streams]), plain)
+
+
+def _otherwise(matcher: Any, action: Any) -> Any:
+    matcher.on_no_match = typed.xds_matcher.MatcherOnMatch(action=action)
     return matcher
 
 
-def _action(model: Model, tier: Tier, text: str, content_type: str) -> Any:
-    answer = tier.answer
-    assert answer is not None
+def _action(
+    model: Model,
+    tier: Tier,
+    answer: StaticAnswer,
+    text: str,
+    content_type: str,
+    *,
+    template: str = DEFAULT,
+) -> Any:
     added = [
-        *answer_headers(answer, content_type),
+        *answer_headers(answer, content_type, template=template),
         headers.add(headers.SERVED_MODEL, headers.literal(served_name(tier))),
         headers.add(headers.DEGRADE_REASON, headers.FAILOVER),
     ]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from xds_server.resources import headers
+from xds_server.resources import headers, path_kind
+from xds_server.resources.answer import Dialect
 from xds_server.resources.names import METADATA
 from xds_server.resources.proto import pack, typed
 from xds_server.resources.request_facts import Fact
@@ -57,12 +58,13 @@ def lacks(name: str) -> Any:
 
 def asks_for_stream() -> Any:
     """Author "the request's body said `stream: true`", where it was read."""
-    network = typed.network_inputs
-    fact = network.DynamicMetadataInput(
-        filter=METADATA, path=[network.DynamicMetadataInputPathSegment(key=Fact.STREAM.value)]
-    )
-    is_true = typed.metadata_matcher.Metadata(value=typed.matcher.ValueMatcher(bool_match=True))
-    return _single(extension("stream", fact), custom_match=extension("true", is_true))
+    return _metadata_is(Fact.STREAM.value, typed.matcher.ValueMatcher(bool_match=True))
+
+
+def path_is_of(dialect: Dialect) -> Any:
+    """Author "the request asked for a completion in this dialect", where `path_filter` noted the path."""
+    ending = typed.matcher.StringMatcher(exact=path_kind.ENDINGS[dialect])
+    return _metadata_is(path_kind.KEY, typed.matcher.ValueMatcher(string_match=ending))
 
 
 def both(one: Any, other: Any) -> Any:
@@ -98,6 +100,14 @@ def first_of(cases: list[Any]) -> Any:
     """Author a list of cases of which the first that holds counts."""
     x = typed.xds_matcher
     return x.Matcher(matcher_list=x.MatcherMatcherList(matchers=cases))
+
+
+def _metadata_is(key: str, value: Any) -> Any:
+    network = typed.network_inputs
+    segment = network.DynamicMetadataInputPathSegment(key=key)
+    fact = network.DynamicMetadataInput(filter=METADATA, path=[segment])
+    custom = extension("is", typed.metadata_matcher.Metadata(value=value))
+    return _single(extension(key, fact), custom_match=custom)
 
 
 def _header(name: str, value: Any) -> Any:

@@ -7,13 +7,15 @@ written for a person can be read by a client that asked for embeddings.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
 from xds_server.core.model import StaticAnswer, StaticTemplate
 from xds_server.resources import headers
 from xds_server.resources.answer import Dialect, streamed, whole
-from xds_server.resources.errors import error_body
+from xds_server.resources.errors import error_object
+from xds_server.resources.path_kind import ENDINGS, path_pattern
 from xds_server.resources.proto import typed
 from xds_server.resources.request_facts import Fact, fact_is
 from xds_server.resources.static_conditions import conditions
@@ -27,9 +29,6 @@ UNAVAILABLE = "unavailable"
 RETRY_AFTER_S = 5
 """When a client of another path may come back, where the answer does not say: as long as Envoy's first ejection."""
 
-_PATHS = {Dialect.CHAT: ".*/chat/completions/?", Dialect.TEXT: ".*/completions/?"}
-"""Chat comes first: its paths end like the others."""
-
 
 def author_routes(answer: StaticAnswer, served: str) -> list[Any]:
     """Return the routes of an answer with its templates; the first match wins."""
@@ -37,7 +36,7 @@ def author_routes(answer: StaticAnswer, served: str) -> list[Any]:
     rest = StaticTemplate(name=DEFAULT, answer=answer)
     for template in (*answer.templates, rest):
         fits = conditions(template)
-        for dialect in _PATHS:
+        for dialect in ENDINGS:
             routes += _spoken(template, dialect, fits, served)
     return [*routes, _unavailable(answer)]
 
@@ -72,20 +71,26 @@ def _spoken(
         ]
     for condition, text, content_type in cases:
         both = {key: [*fits[key], *condition.get(key, ())] for key in fits}
-        match = {"safe_regex": _regex(_PATHS[dialect]), **both}
+        match = {"safe_regex": _regex(path_pattern(dialect)), **both}
         added = answer_headers(answer, content_type, template=template.name)
         yield _route(match, answer.status, text, added)
 
 
-def _unavailable(answer: StaticAnswer) -> Any:
-    text = error_body(
+def unavailable(answer: StaticAnswer) -> StaticAnswer:
+    """Return what other paths get, beside an answer for completions."""
+    error = error_object(
         "No engine can take this request now, and its path has no static answer.",
         kind="server_error",
         code="unavailable",
     )
     again = RETRY_AFTER_S if answer.retry_after_s is None else answer.retry_after_s
-    added = answer_headers(StaticAnswer(retry_after_s=again), JSON, template=UNAVAILABLE)
-    return _route({"prefix": "/"}, 503, text, added)
+    return StaticAnswer(status=503, body=error, retry_after_s=again)
+
+
+def _unavailable(answer: StaticAnswer) -> Any:
+    error = unavailable(answer)
+    added = answer_headers(error, JSON, template=UNAVAILABLE)
+    return _route({"prefix": "/"}, error.status, json.dumps(error.body), added)
 
 
 def _route(match: dict[str, Any], status: int, text: str, added: list[Any]) -> Any:
