@@ -375,6 +375,31 @@ BAD_VALUES = [
         id="blind-before-stale",
     ),
     pytest.param(
+        "policy.evidence.window_s", 0.1,
+        "policy.evidence.window_s: 0.1: above policy.evidence.flush_s (0.2)",
+        id="window-within-a-flush",
+    ),
+    pytest.param(
+        "policy.evidence.flush_s", 60,
+        "policy.evidence.flush_s: 60: below policy.evidence.window_s (10)",
+        id="flush-beyond-the-window",
+    ),
+    pytest.param(
+        "policy.evidence.flush_s", 0, "policy.evidence.flush_s: 0: a number above 0", id="no-flush"
+    ),
+    pytest.param(
+        "policy.evidence.failure_ratio", 50,
+        "policy.evidence.failure_ratio: 50: a number of at most 1", id="percent-of-failures",
+    ),
+    pytest.param(
+        "policy.evidence.minimum_attempts", 0,
+        "policy.evidence.minimum_attempts: 0: a number above 0", id="failures-of-nothing",
+    ),
+    pytest.param(
+        "policy.evidence.access_log", "yes",
+        'policy.evidence.access_log: "yes": true or false', id="log-yes",
+    ),
+    pytest.param(
         "policy.weights.correction_min", 2, "policy.weights.correction_min: 2: at most 1",
         id="correction-always-up",
     ),

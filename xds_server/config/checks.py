@@ -146,6 +146,7 @@ def _check_policy(raw: dict[str, Any]) -> Iterator[Problem]:
         yield Problem.of("policy.kv.margin", margin, f"below policy.kv.high ({high:g})")
     yield from _check_recovery(_section(raw, "recovery"), default)
     yield from _check_telemetry(_section(raw, "telemetry"), default)
+    yield from _check_evidence(_section(raw, "evidence"), default)
     weights = _section(raw, "weights")
     low = _number(weights, "correction_min", default.weights.correction_min)
     top = _number(weights, "correction_max", default.weights.correction_max)
@@ -188,6 +189,18 @@ def _check_telemetry(raw: dict[str, Any], default: Policy) -> Iterator[Problem]:
             blind,
             f"above interval_s x stale_intervals ({interval * intervals:g})",
         )
+
+
+def _check_evidence(raw: dict[str, Any], default: Policy) -> Iterator[Problem]:
+    flush = _number(raw, "flush_s", default.evidence.flush_s)
+    window = _number(raw, "window_s", default.evidence.window_s)
+    if flush is not None and window is not None and window <= flush:
+        path, value, expected = (
+            ("policy.evidence.window_s", window, f"above policy.evidence.flush_s ({flush:g})")
+            if "window_s" in raw
+            else ("policy.evidence.flush_s", flush, f"below policy.evidence.window_s ({window:g})")
+        )
+        yield Problem.of(path, value, expected)
 
 
 class _Seen:

@@ -247,7 +247,7 @@ class EvidencePolicy:
     """How often a proxy reports its load per endpoint; less often with more than a hundred proxies."""
     entries_per_second: float = 10_000.0
     """What the control plane reads, a message counting as ten entries; of more, proxies drop the rest, so
-    that nothing else has to wait. A core can read five times as much. With more than 200 busy workers of
+    that nothing else has to wait. This much kept a third of a core busy. With more than 200 busy workers of
     proxies, `flush_s: 1` lets more through."""
     window_s: float = 10.0
     """Failures and latencies are judged over this time ..."""
