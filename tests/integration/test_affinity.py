@@ -151,3 +151,17 @@ async def test_without_a_time_to_live_proxies_never_set_a_cookie(tmp_path):
             for _ in range(9)
         }
         assert len(seen) == 1
+
+
+async def test_a_request_that_forbids_a_fallback_leaves_the_endpoint_of_its_session_when_that_fails(
+    tmp_path,
+):
+    async with sessions(tmp_path) as one:
+        first = await one.all()
+        mine = next(session for session in SESSIONS if first[session] == ENGINES[0])
+        strict = {"x-session-id": mine, "x-no-fallback": "true"}
+        assert (await one.lab.ask(headers=strict)).headers["x-engine"] == ENGINES[0]
+        one.lab.big.mode = "500"
+        answer = await one.lab.ask(headers=strict)
+        assert answer.status == 200
+        assert answer.headers["x-engine"] in ENGINES[1:]

@@ -84,7 +84,7 @@ class Fleet:
 
 
 @asynccontextmanager
-async def fleet(tmp_path, **policy):
+async def fleet(tmp_path, *, limit=None):
     async with AsyncExitStack() as stack:
         engines = {
             name: await stack.enter_async_context(
@@ -108,6 +108,7 @@ async def fleet(tmp_path, **policy):
                             "tiers": [
                                 {
                                     "name": "primary",
+                                    "limit": limit or {},
                                     "instances": [
                                         {
                                             "name": name,
@@ -121,7 +122,6 @@ async def fleet(tmp_path, **policy):
                             ],
                         }
                     ],
-                    "policy": policy,
                 }
             )
         )
@@ -139,8 +139,11 @@ async def fleet(tmp_path, **policy):
         assert await envoy.rejected() == {}
 
 
-async def test_without_any_agent_reports_of_engines_set_the_weights(tmp_path):
-    async with fleet(tmp_path) as one:
+@pytest.mark.parametrize(
+    "limit", [None, {"concurrency": 100, "requests_per_second": 10000}], ids=["plain", "gated"]
+)
+async def test_without_any_agent_reports_of_engines_set_the_weights(tmp_path, limit):
+    async with fleet(tmp_path, limit=limit) as one:
 
         async def known():
             a, b = await one.explained("a"), await one.explained("b")

@@ -25,13 +25,13 @@ METRICS = "named_metrics.*"
 """Where vLLM puts `kv_cache_usage_perc` and `num_requests_waiting`, Triton `kv_cache_utilization`."""
 
 
-def collect(chain: Cluster) -> None:
-    """Let proxies pass on what the engines behind a chain report.
+def collect(cluster: Cluster) -> None:
+    """Let proxies pass on what the engines behind a chain or in a tier report.
 
-    Envoy asks the cluster that the route names, which is the chain; on a member it has no effect there (seen on
-    1.40). What is reported still says which member and endpoint it is of.
+    Envoy asks the cluster that the route names (seen on 1.40): that is the chain, and the tier's own in the route of a
+    gate or of a request that forbids a fallback. A member of a chain is never asked. What is reported still says which member and endpoint it is of.
     """
-    chain.lrs_report_endpoint_metrics.append(METRICS)
+    cluster.lrs_report_endpoint_metrics.append(METRICS)
 
 
 def is_wanted(model: Model) -> bool:
