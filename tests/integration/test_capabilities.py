@@ -24,7 +24,7 @@ OLD = {
             "envoy.clusters.aggregate",
             "envoy.bootstrap.internal_listener",
             "envoy.filters.http.header_mutation",
-            "envoy.filters.http.json_to_metadata",
+            "envoy.filters.http.header_to_metadata",
             "envoy.filters.http.custom_response",
             "envoy.filters.http.local_ratelimit",
         )

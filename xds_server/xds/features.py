@@ -43,11 +43,12 @@ EXTENSIONS = (
         "policy.failures.static_on_5xx is false",
     ),
     Extension(
-        "envoy.filters.http.json_to_metadata",
-        "what a body says of stream, model and max_tokens: the listener is refused where that is needed",
+        "envoy.filters.http.header_to_metadata",
+        "the last net, and static answers by class or language: listeners are refused where they are used",
     ),
     Extension(
         "envoy.filters.http.lua",
+        "static answers, what a body says of stream, model and max_tokens: listeners are refused; "
         "bodies rewritten for the tier: clusters are refused where a tier serves another name",
     ),
     Extension(
