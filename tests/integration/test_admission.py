@@ -143,3 +143,19 @@ async def test_two_proxies_share_a_limit_and_the_one_that_stays_gets_it_all(
         await asyncio.sleep(0.2)
         assert await admitted("one") == 10
         assert await lab.envoys["one"].rejected() == {}
+
+
+@pytest.mark.parametrize("status", ["503", "429"])
+async def test_an_engine_that_says_not_now_is_never_ejected(tmp_path: Path, status: str) -> None:
+    async with limits_lab(tmp_path) as lab:
+        lab.big.mode = status
+        replies = [await lab.ask() for _ in range(8)]
+        assert {(each.status, each.served) for each in replies} == {(200, "llama-3-8b")}
+        assert lab.big.requests == 8
+        lab.big.mode = "ok"
+        assert (await lab.ask()).served == "llama-3-70b"
+        lab.big.mode = "500"
+        for _ in range(8):
+            await lab.ask()
+        assert lab.big.requests == 8 + 1 + 3
+        assert await lab.is_ejected("primary")

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from xds_server.core.model import Affinity, Model, RequestClass, Tier
+from xds_server.core.model import Affinity, Model, RequestClass, Telemetry, Tier
 from xds_server.core.policy import FailurePolicy, HealthPolicy, RewritePolicy
 from xds_server.resources import affinity, health, orca
 from xds_server.resources.capability import Capability
@@ -107,7 +107,10 @@ def cluster_resources(
             if not tier.is_static:
                 traits = TierTraits.of(model, tier, failures=failures, health=health)
                 own = cluster_name(model.name, tier.name)
-                yield _named(Cluster.FromString(_tier_shape(traits, capability)), own)
+                cluster = Cluster.FromString(_tier_shape(traits, capability))
+                if tier.telemetry is Telemetry.ORCA and capability is not Capability.GRPC:
+                    orca.collect(cluster)
+                yield _named(cluster, own)
                 if is_gated(tier) and capability is not Capability.GRPC:
                     yield _gate(model, tier, instruction(model, tier, rewriting))
                 if capability is not Capability.GRPC:
@@ -190,6 +193,7 @@ def author_tier_cluster(name: str, *, traits: TierTraits, capability: Capability
     cluster.typed_extension_protocol_options = _http_options(
         idle_s=KEEP_ALIVE_S,
         http_filters=chain_filters(0, rewrites=traits.rewrites) if traits.leads else [],
+        outlier_detection=_failures(),
     )
     cluster.common_lb_config = c.ClusterCommonLbConfig(
         # With panic, a fully ejected tier would be given requests instead of the next one.
@@ -265,18 +269,44 @@ def author_chain(
             name=_CHAIN_TYPES[capability], typed_config=pack(chain_config(members, capability))
         ),
         typed_extension_protocol_options=_http_options(
-            http_filters=chain_filters(start, rewrites=rewrites)
+            http_filters=chain_filters(start, rewrites=rewrites), outlier_detection=_failures()
         ),
     )
 
 
-def _http_options(*, idle_s: float | None = None, http_filters: Sequence[Any] = ()) -> Any:
+def _failures() -> Any:
+    """Author what an engine's answer has to be to count towards its ejection: a 5xx, but no 503.
+
+    Engines say 503 when their queue is full (vLLM, SGLang): back-pressure, and ejecting them would make
+    the others' queues longer. Time-outs, resets and refused connections count as ever. Envoy asks the cluster that
+    the route names: the chain, or the tier's own where a strict route or a gate leads there.
+    """
+    r, o = typed.matcher_config, typed.http_options
+
+    def status(value: Any) -> Any:
+        header = typed.route.HeaderMatcher(name=":status", string_match=value)
+        headers = r.HttpHeadersMatch(headers=[header])
+        return r.MatchPredicate(http_response_headers_match=headers)
+
+    text = typed.matcher.StringMatcher
+    rules = [status(text(prefix="5")), r.MatchPredicate(not_match=status(text(exact="503")))]
+    failed = r.MatchPredicate(and_match=r.MatchPredicateMatchSet(rules=rules))
+    return o.HttpProtocolOptionsOutlierDetection(error_matcher=failed)
+
+
+def _http_options(
+    *,
+    idle_s: float | None = None,
+    http_filters: Sequence[Any] = (),
+    outlier_detection: Any = None,
+) -> Any:
     o = typed.http_options
     options = o.HttpProtocolOptions(
         explicit_http_config=o.HttpProtocolOptionsExplicitHttpConfig(
             http_protocol_options=typed.core.Http1ProtocolOptions()
         ),
         http_filters=list(http_filters),
+        outlier_detection=outlier_detection,
     )
     if idle_s is not None:
         options.common_http_protocol_options = typed.core.HttpProtocolOptions(

@@ -84,6 +84,7 @@ class _Typed:
         "lua": "envoy.extensions.filters.http.lua.v3",
         "local_response": "envoy.extensions.http.custom_response.local_response_policy.v3",
         "matcher": "envoy.type.matcher.v3",
+        "matcher_config": "envoy.config.common.matcher.v3",
         "metadata_matcher": "envoy.extensions.matching.input_matchers.metadata.v3",
         "metadata": "envoy.type.metadata.v3",
         "mutation_rules": "envoy.config.common.mutation_rules.v3",
