@@ -125,6 +125,7 @@ class App:
             fleet=lambda: self.loop.fleet,
             latest=lambda: self.loop.latest,
             clock=clock,
+            think=self.loop.force,
         )
         self.evidence = EvidenceServer(
             intake=self.intake,

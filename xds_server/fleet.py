@@ -33,12 +33,14 @@ class Fleet:
         self._division, self.plan = classes.divide(self._division, plan)
         return self.plan
 
-    def saw_requests(self, model: ModelName, counts: Mapping[ClassName, float], now: float) -> None:
+    def saw_requests(self, model: ModelName, counts: Mapping[ClassName, float], now: float) -> bool:
         """Take in how many requests of each class proxies saw since the last call.
 
-        It moves the classes' weights with the next evaluation.
+        Returns:
+            Whether the classes' shares moved so far that an evaluation would move their weights.
         """
         self._division = classes.observe(self._division, model, counts, now)
+        return classes.has_moved(self._division, model)
 
     def reconfigure(self, topology: Topology, policy: Policy, now: float) -> None:
         """Go on with another topology or policy; instances that stay keep their state."""

@@ -142,6 +142,10 @@ def test_older_observations_fade_and_the_last_few_hundred_stay():
     assert calm.observed[CHAT].counts == (10.0, 0.0, 0.0)
 
 
+def test_before_a_plan_nothing_has_to_follow():
+    assert not classes.has_moved(observed({"core": 1000}), CHAT)
+
+
 def test_nothing_seen_leaves_the_belief():
     division = observed({}, division=observed({}), after_s=1.0)
     assert classes.ratios(division, CHAT) == classes.believed(CORE_FIRST)
@@ -197,7 +201,9 @@ def test_small_moves_of_the_shares_are_not_published():
     _, after = classes.divide(little, moved)
     _, alone = classes.divide(division, moved)
     assert after.models[0].classes == alone.models[0].classes
+    assert not classes.has_moved(little, CHAT)
     much = classes.observe(little, CHAT, {"core": 1000}, NOW)
+    assert classes.has_moved(much, CHAT)
     _, after = classes.divide(much, plan)
     assert after.models[0].classes[0].demand_ratio > 0.45
 

@@ -93,6 +93,26 @@ def test_what_each_class_asked_for_reaches_the_brain(beating, monkeypatch):
     assert seen == [("chat", {"core": 1}, 101.0)]
 
 
+def test_the_brain_thinks_again_when_classes_ask_for_other_shares(beating):
+    topology = replace(
+        a_fleet(), classes=(RequestClass(name="core", header="x"), RequestClass(name="rest"))
+    )
+    beating.fleet = Fleet(topology, beating.policy, 0.0)
+    beating.fleet.evaluate([], 0.0)
+    thoughts = []
+    beating.pulse = Pulse(
+        intake=beating.intake,
+        fleet=lambda: beating.fleet,
+        latest=lambda: beating.latest,
+        clock=beating.clock,
+        think=lambda: thoughts.append(beating.now),
+    )
+    take(beating, an_entry(route="chat/core"))
+    beat(beating, 101.0)
+    beat(beating, 102.0)
+    assert thoughts == [101.0]
+
+
 async def test_it_beats_by_itself(beating, monkeypatch):
     monkeypatch.setattr(pulses, "PULSE_S", 0.01)
     beats = asyncio.Event()

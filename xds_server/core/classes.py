@@ -156,6 +156,19 @@ def ratios(division: Division, model: ModelName) -> tuple[float, ...]:
     )
 
 
+def has_moved(division: Division, model: ModelName) -> bool:
+    """Whether a model's shares moved so far that its plan should follow."""
+    divided = division.divided.get(model)
+    if divided is None:
+        return False
+    now = ratios(division, model)
+    return _distance(now, divided.ratios) > PUBLISH_CHANGE
+
+
+def _distance(one: Sequence[float], other: Sequence[float]) -> float:
+    return max(abs(a - b) for a, b in zip(one, other, strict=True))
+
+
 def _normal(parts: Iterable[float]) -> tuple[float, ...]:
     """Return shares that add up to 1, none below `DEMAND_MIN` (but for the sum)."""
     known = tuple(parts)
@@ -248,12 +261,10 @@ def _events(before: ModelPlan | None, model: ModelPlan) -> Iterator[Event]:
 def _divide_model(division: Division, model: ModelPlan, before: Divided | None) -> Divided:
     now = ratios(division, model.name)
     used = now
-    if before is not None and len(before.ratios) == len(now):
-        moved = max(abs(new - was) for new, was in zip(now, before.ratios, strict=True))
-        if moved <= PUBLISH_CHANGE:
-            if model is before.given:
-                return before
-            used = before.ratios
+    if before is not None and _distance(now, before.ratios) <= PUBLISH_CHANGE:
+        if model is before.given:
+            return before
+        used = before.ratios
     plan = replace(model, classes=_plans(division.classes, model, used))
     if before is not None and plan == before.plan:
         plan = before.plan

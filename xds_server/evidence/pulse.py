@@ -29,12 +29,17 @@ class Pulse:
         fleet: Callable[[], Fleet],
         latest: Callable[[], Mapping[InstanceId, Sample]],
         clock: Clock,
+        think: Callable[[], None] = lambda: None,
     ) -> None:
-        """Read from `intake` and `latest`; the fleet's plan says who is waited for."""
+        """Read from `intake` and `latest`; the fleet's plan says who is waited for.
+
+        `think` is called when what classes asked for should move the plan, which no sample may ever do.
+        """
         self._intake = intake
         self._fleet = fleet
         self._latest = latest
         self._clock = clock
+        self._think = think
         self._allocation = AllocationFailures()
         self._since = clock()
         self._count = 0
@@ -55,8 +60,10 @@ class Pulse:
             self._plans = fleet.plan.models
             self._unwell = unwell(fleet.plan)
         self._intake.vouch(self._unwell, since=self._since)
-        for model, counts in self._intake.take_classes().items():
-            fleet.saw_requests(model, counts, now)
+        seen = self._intake.take_classes()
+        moved = [fleet.saw_requests(model, counts, now) for model, counts in seen.items()]
+        if any(moved):
+            self._think()
         if self._count % ALLOCATION_PULSES == 0:
             self._allocation.step(fleet.topology, self._latest(), now)
         self._since = now
