@@ -120,8 +120,8 @@ async def _start_engine(
 ) -> dict[str, Any]:
     command = [
         *(sys.executable, "-m", "demo.engine", "--name", part.name),
-        # Also under the name that clients use: a proxy may pass the body on as it is.
-        *("--model", part.model, "--model", MODEL),
+        # Not under the name that clients use: only what a proxy rewrote is answered.
+        *("--model", part.model),
         *("--slots", str(part.slots), "--kv-tokens", str(part.kv_tokens)),
         *("--tokens-per-s", str(part.tokens_per_s), "--reload-s", str(RELOAD_S)),
     ]
