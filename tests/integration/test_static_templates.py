@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
 from tests.fakes.chain import CHAT, TEXT, ChainLab, chain_lab
-from tests.fakes.plans import BUSY
+from tests.fakes.plans import BUSY, a_model, a_static_tier, a_tier, a_topology
+from tests.fakes.routing_lab import routing_lab
 from tests.fakes.scripted_engine import ScriptedEngine
-from xds_server.core.model import ClassName, StaticAnswer, StaticTemplate
+from xds_server.core.model import ClassName, RequestClass, StaticAnswer, StaticTemplate
 from xds_server.core.policy import FailurePolicy
 from xds_server.resources.capability import Capability
 
@@ -192,4 +194,21 @@ async def test_the_last_net_speaks_like_the_static_tier(tmp_path, stream):
         assert answer.headers[TEMPLATE] == "unavailable"
         assert answer.headers["retry-after"] == "5"
         assert json.loads(answer.text)["error"]["code"] == "unavailable"
+        await lab.assert_all_accepted()
+
+
+async def test_the_class_is_what_the_configuration_says_and_not_what_a_client_says(tmp_path):
+    core = RequestClass(name=ClassName("core"), header="x-class", value="core")
+    batch = RequestClass(name=ClassName("batch"))
+    model = a_model(tiers=[a_tier("primary", "m", []), a_static_tier(ANSWER)])
+    topology = replace(a_topology(model), classes=(core, batch))
+    async with routing_lab(tmp_path, topology) as lab:
+        for headers, expected in (
+            ({"x_class": "core"}, "default"),
+            ({}, "batch"),
+            ({"x_class": "core", "x_request_class": "batch"}, "default"),
+            ({"x_request_class": "core"}, "batch"),
+        ):
+            answer = await lab.ask({"model": "chat", "messages": []}, **headers)
+            assert answer.headers[TEMPLATE] == expected, headers
         await lab.assert_all_accepted()

@@ -27,6 +27,7 @@ from xds_server.core.model import (
     ClassName,
     RequestClass,
     StaticAnswer,
+    StaticTemplate,
     Telemetry,
     WhenCritical,
 )
@@ -44,6 +45,24 @@ LONG = StaticAnswer(
     status=503,
     body={"choices": [{"message": {"content": "ü" * 9000}}, {"text": "%REQ(x)% 100%"}]},
     retry_after_s=0,
+)
+TEMPLATES = replace(
+    LONG,
+    templates=tuple(
+        StaticTemplate(
+            name=f"t{each}",
+            answer=LONG if each % 2 else StaticAnswer(body=LONG.body),
+            keywords=tuple(f"schlüssel {each} {number} %*" for number in range(8)),
+            classes=tuple(ClassName(f"a-long.name_of-a-class{number}") for number in range(20)),
+            languages=(
+                "de",
+                "pt-BR",
+                "zh-Hant-TW",
+                *(f"x{number}-aaaaaaaa" for number in range(20)),
+            ),
+        )
+        for each in range(8)
+    ),
 )
 TOPOLOGIES = {
     "one model": a_topology(),
@@ -87,6 +106,7 @@ TOPOLOGIES = {
             ]
         )
     ),
+    "templates": a_topology(a_model(tiers=[a_tier("p", "m", [1]), a_static_tier(TEMPLATES)])),
     "a long answer": a_topology(a_model(tiers=[a_tier("p", "m", [1]), a_static_tier(LONG)])),
 }
 POLICIES = {
