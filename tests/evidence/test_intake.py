@@ -44,6 +44,12 @@ CASES = [
         [an_entry()], {("chat", "", "primary", "ok"): 1}, {("primary-0", "ok"): 1}, id="answered"
     ),
     pytest.param(
+        [an_entry(8001, kind=ATTEMPT, route="gate"), an_entry(None)],
+        {("chat", "", "primary", "ok"): 1},
+        {("primary-0", "ok"): 1},
+        id="behind a gate the attempt says which endpoint it was",
+    ),
+    pytest.param(
         [failed(), an_entry(8003, cluster="chat/fallback", served="small", attempts=2)],
         {("chat", "", "fallback", "ok"): 1},
         {("primary-0", "error"): 1, ("fallback-0", "ok"): 1},

@@ -19,6 +19,7 @@ from xds_server.evidence.load_reports import LoadReports
 from xds_server.evidence.places import Place, Places, TierPlace
 from xds_server.fleet import Fleet
 from xds_server.metrics import Reading, Tally
+from xds_server.resources.names import GATE_ROUTE
 
 MAX_TEMPLATES = 64
 """Static templates that are told apart; more would be somebody's invention."""
@@ -162,6 +163,9 @@ class Intake:
         if place is None:
             self._refuse("unknown_endpoint")
             return
+        self._take(place, entry, ended, now)
+
+    def _take(self, place: Place, entry: Entry, ended: Outcome, now: float) -> None:
         is_whole = ended is Outcome.OK
         self._count(
             place, ended, now,
@@ -179,6 +183,8 @@ class Intake:
         ended = outcome(entry.status, entry.flags)
         if ended in _TOLD_BY_ATTEMPTS:
             self._count(place, ended, now)
+        elif entry.route == GATE_ROUTE:  # The request's own entry names no endpoint behind a gate.
+            self._take(place, entry, ended, now)
 
     def _count(
         self,

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from xds_server.core.model import InstanceId, ModelName, TierName, Topology
 from xds_server.evidence.entry import Address
+from xds_server.resources.entrances import entrance
 from xds_server.resources.names import cluster_name
 
 
@@ -47,7 +48,8 @@ class Places:
                 self.routes[f"{model.name}/{each.name}"] = (model.name, each.name)
             for index, tier in enumerate(model.tiers):
                 place = TierPlace(model.name, tier.name, index, tier.is_static)
-                self.tiers[cluster_name(model.name, tier.name)] = place
+                for name in (cluster_name(model.name, tier.name), entrance(model, tier)):
+                    self.tiers[name] = place
                 if tier.is_static:
                     self._static[model.name] = (tier.serves or tier.name, place)
 
