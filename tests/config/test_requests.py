@@ -141,6 +141,10 @@ CLASS_PROBLEMS = {
         class_change(1, name="core"),
         'classes[1].name: "core": a name that no other class has (see classes[0])',
     ),
+    "a name of a tier": (
+        class_change(1, name="static"),
+        'classes[1].name: "static": a name that no tier has (see models[0].tiers[1])',
+    ),
     "no rest": (
         class_change(1, match={"header": "x-b"}),
         (

@@ -22,7 +22,7 @@ from xds_server.core.policy import Policy
 def check(raw: dict[str, Any]) -> Iterator[Problem]:
     """Yield every problem between values that are each well-formed."""
     yield from _check_models(raw)
-    yield from check_classes(raw.get("classes"))
+    yield from check_classes(raw.get("classes"), raw.get("models"))
     for path, answer in _answers(raw):
         yield from check_answer(path, answer, _class_names(raw))
     policy = raw.get("policy")

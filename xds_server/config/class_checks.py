@@ -14,8 +14,9 @@ _TAKEN_PREFIX = "x-envoy-"
 _RATIOS = ("demand_ratio", "quota_ratio")
 
 
-def check_classes(classes: Any) -> Iterator[Problem]:
-    """Yield every problem between classes that are each well-formed."""
+def check_classes(classes: Any, models: Any = None) -> Iterator[Problem]:
+    """Yield every problem between classes that are each well-formed, and with the tiers of models."""
+    tiers = dict(_tiers(models))
     rows = classes if isinstance(classes, list) else []
     known = [(join("classes", index), row) for index, row in enumerate(rows)]
     known = [(path, row) for path, row in known if isinstance(row, dict)]
@@ -26,6 +27,10 @@ def check_classes(classes: Any) -> Iterator[Problem]:
         name = row.get("name")
         if isinstance(name, str) and names.setdefault(name, path) != path:
             expected = f"a name that no other class has (see {names[name]})"
+            yield Problem.of(join(path, "name"), name, expected)
+        elif isinstance(name, str) and name in tiers:
+            # `explain chat/core` must mean one thing.
+            expected = f"a name that no tier has (see {tiers[name]})"
             yield Problem.of(join(path, "name"), name, expected)
         match = row.get("match")
         if match is None:
@@ -40,6 +45,16 @@ def check_classes(classes: Any) -> Iterator[Problem]:
         yield Problem.of("classes", [*names], "exactly one class without a match, for the rest")
     for ratio in _RATIOS:
         yield from _check_sum(ratio, known)
+
+
+def _tiers(models: Any) -> Iterator[tuple[str, str]]:
+    """Yield the name of every tier and where it is."""
+    for number, model in enumerate(models if isinstance(models, list) else []):
+        listed = model.get("tiers") if isinstance(model, dict) else None
+        path = join(join("models", number), "tiers")
+        for index, tier in enumerate(listed if isinstance(listed, list) else []):
+            if isinstance(tier, dict) and isinstance(tier.get("name"), str):
+                yield tier["name"], join(path, index)
 
 
 def _check_match(
