@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from tests.fakes.brain import sample, small_fleet
 from tests.fakes.plans import a_model, a_topology
 from xds_server.core.model import ClassName, ModelName, RequestClass, WhenCritical
 from xds_server.core.policy import Policy
@@ -109,3 +110,51 @@ def test_the_shares_of_classes_are_measured():
     assert found["fleet_class_share_ratio", ("chat", "batch", "static")] == 0.0
     assert found["fleet_class_shed", ("chat", "batch")] == 0.0
     assert all(name in METRICS for name, _ in found)
+
+
+class Pressed:
+    """A fleet of three engines in the first tier, and samples that tell how they are."""
+
+    def __init__(self, *request_classes):
+        self.fleet = Fleet(replace(small_fleet(), classes=request_classes), Policy(), 0.0)
+        self.now = 0.0
+        self.served = 0.0
+        self.events = []
+
+    def run(self, seconds, *, per_engine_s, **engine):
+        """Let time pass while every engine completes so many requests/s."""
+        for _ in range(seconds):
+            self.now += 1.0
+            self.served += per_engine_s
+            facts = {"running": 40.0, "finished_total": self.served} | engine
+            samples = [sample(name, self.now, **facts) for name in ("a", "b", "c", "f")]
+            plan = self.fleet.evaluate(samples, self.now)
+            self.events += [(each.name, each.after) for each in plan.events if not each.instance]
+        return {each.name: each for each in plan.models[0].classes}
+
+
+def test_an_overload_is_taken_from_the_last_class():
+    core, rest = (replace(each, demand_ratio=0.5) for each in CLASSES)
+    pressed = Pressed(core, rest)
+    plans = pressed.run(10, per_engine_s=5.0, running=10.0)
+    assert plans["rest"].weights == (1000, 0, 0)
+    while (first := pressed.fleet.plan.models[0].tiers[0]).share > 0.9:
+        plans = pressed.run(1, per_engine_s=5.0, kv_ratio=0.97, waiting=30.0)
+        assert pressed.now < 60.0
+    assert first.share > 0.5
+    assert plans["core"].weights == (1000, 0, 0)
+    spilled = 1.0 - plans["rest"].weights[0] / 1000
+    assert spilled == pytest.approx((1.0 - first.share) / 0.5, abs=0.002)
+
+
+def test_the_last_class_is_shed_while_critical_and_served_again_after():
+    core, rest = CLASSES
+    pressed = Pressed(core, replace(rest, when_critical=WhenCritical.REJECT))
+    pressed.run(10, per_engine_s=5.0, running=10.0)
+    plans = pressed.run(10, per_engine_s=5.0, kv_ratio=0.97, waiting=30.0)
+    assert plans["rest"].is_rejected
+    assert not plans["core"].is_rejected
+    plans = pressed.run(30, per_engine_s=5.0, kv_ratio=0.3, waiting=0.0, running=10.0)
+    assert not plans["rest"].is_rejected
+    shed = [each for each in pressed.events if each[0].startswith("class_")]
+    assert shed == [("class_shed", "rest"), ("class_served", "rest")]
