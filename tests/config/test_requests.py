@@ -13,6 +13,10 @@ from xds_server.config.problems import ConfigError
 from xds_server.core.model import RequestClass, WhenCritical
 
 
+TENANTS = {"header": "x-tenant", "others": {"requests_per_second": 5}}
+"""Quotas are shares of limits."""
+
+
 def a_model(name: str, **match: Any) -> dict[str, Any]:
     port = 1 + sum(name.encode())
     primary = {"name": "primary", "instances": [{"name": name, "address": f"127.0.0.1:{port}"}]}
@@ -21,7 +25,8 @@ def a_model(name: str, **match: Any) -> dict[str, Any]:
 
 
 def loaded(**document: Any) -> Any:
-    return load_text(yaml.safe_dump({"models": [a_model("chat")]} | document)).topology
+    whole = {"models": [a_model("chat")], "tenants": TENANTS} | document
+    return load_text(yaml.safe_dump(whole)).topology
 
 
 def problems_of(**document: Any) -> list[str]:
