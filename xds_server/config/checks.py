@@ -14,6 +14,8 @@ from xds_server.config.addresses import parse_address
 from xds_server.config.answer_checks import check_answer
 from xds_server.config.answer_checks import doubts as answer_doubts
 from xds_server.config.class_checks import check_classes
+from xds_server.config.limit_checks import check_limits
+from xds_server.config.limit_checks import doubts as limit_doubts
 from xds_server.config.problems import MISSING, Problem, join
 from xds_server.config.tier_checks import check_tiers
 from xds_server.core.policy import Policy
@@ -25,6 +27,7 @@ def check(raw: dict[str, Any]) -> Iterator[Problem]:
     yield from check_classes(raw.get("classes"), raw.get("models"))
     for path, answer in _answers(raw):
         yield from check_answer(path, answer, _class_names(raw))
+    yield from check_limits(raw)
     policy = raw.get("policy")
     yield from _check_policy(policy if isinstance(policy, dict) else {})
 
@@ -33,6 +36,7 @@ def doubts(raw: dict[str, Any]) -> Iterator[Problem]:
     """Yield what works and is hardly meant in a document without problems."""
     for path, answer in _answers(raw):
         yield from answer_doubts(path, answer)
+    yield from limit_doubts(raw)
 
 
 def _answers(raw: dict[str, Any]) -> Iterator[tuple[str, Any]]:

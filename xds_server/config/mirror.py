@@ -37,6 +37,7 @@ _POSITIVE = frozenset(
         "timeout_s", "unhealthy", "healthy",
         "flush_s", "load_report_s", "entries_per_second", "window_s", "ratio_window_s", "failure_ratio",
         "minimum_attempts",
+        "default_max_tokens", "burst_s", "largest_request_tokens", "divisions", "shift_ratio",
     }
 )  # fmt: skip
 """Fields for which zero would divide by zero or mean "never"."""
