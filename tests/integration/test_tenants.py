@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -85,3 +86,19 @@ async def test_a_tenants_tokens_count_whatever_the_model_and_unlimited_stays_unl
         assert refused.status == 400
         assert await admitted(lab, 5) == 5
         await lab.assert_all_accepted()
+
+
+async def test_tenants_are_known_by_the_hash_of_their_key(tmp_path: Path) -> None:
+    digest = hashlib.sha256(b"sk-secret").hexdigest()
+    row = Tenant(name=TenantName("acme"), key=digest, limit=Limit(requests_per_second=0.006))
+    who = tenants(header="authorization", hashed=True, listed=(row,))
+    async with limits_lab(tmp_path, tenants=who, admission=SLOW) as lab:
+        assert await admitted(lab, 8, authorization="Bearer sk-secret") == 6
+        assert await admitted(lab, 1, authorization="bearer sk-secret") == 0
+        assert await admitted(lab, 4, authorization="Bearer sk-other") == 2
+        assert await admitted(lab, 4, authorization=f"Bearer {digest}") == 2
+        assert await admitted(lab, 3) == 1
+        await lab.assert_all_accepted()
+        dump = await lab.envoys["one"].get("/config_dump")
+        assert digest in dump
+        assert "sk-secret" not in dump

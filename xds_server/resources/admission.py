@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from xds_server.core.limits import Tenants
 from xds_server.core.model import Model, Tier, Topology
 from xds_server.core.policy import AdmissionPolicy
 from xds_server.resources import headers
@@ -91,16 +92,16 @@ class LimitTable:
         self._policy = policy
         self._made: dict[float, TypeSnapshot] = {}
         self._limiters: list[_Limiter] = []
-        header = topology.tenants.header if topology.tenants else ""
         rules = listener_rules(topology)
         if rules:
-            self._limiters.append(_Limiter(LIMITS, rules, cost_command(policy), header))
+            cost = cost_command(policy)
+            self._limiters.append(_Limiter(LIMITS, rules, cost, topology.tenants))
         for model in topology.models:
             for tier in model.tiers:
                 rules = tier_rules(tier)
                 if rules:
                     name = limiter_name(model, tier)
-                    self._limiters.append(_Limiter(name, rules, f"%REQ({TOKENS_HEADER})%", ""))
+                    self._limiters.append(_Limiter(name, rules, f"%REQ({TOKENS_HEADER})%"))
 
     def __bool__(self) -> bool:
         """Whether there is any limiter."""
@@ -121,10 +122,12 @@ class LimitTable:
 class _Limiter:
     """One limiter: authored once, its buckets set per share."""
 
-    def __init__(self, name: str, rules: Sequence[Rule], cost: str, header: str) -> None:
+    def __init__(
+        self, name: str, rules: Sequence[Rule], cost: str, tenants: Tenants | None = None
+    ) -> None:
         self.name = name
         self._rules = rules
-        authored = _author(name, rules, cost=cost, header=header)
+        authored = _author(name, rules, cost=cost, tenants=tenants)
         self._config = LocalRateLimit.FromString(bytes(authored) + _ENABLE_RETRY_AFTER)
 
     def resource(self, share: float, policy: AdmissionPolicy) -> Resource:
@@ -140,7 +143,7 @@ class _Limiter:
         return Resource.of(self.name, serialize(extension))
 
 
-def _author(name: str, rules: Iterable[Rule], *, cost: str, header: str) -> Any:
+def _author(name: str, rules: Iterable[Rule], *, cost: str, tenants: Tenants | None) -> Any:
     whole = typed.core.RuntimeFractionalPercent(
         default_value=typed.type.FractionalPercent(numerator=100)
     )
@@ -157,7 +160,7 @@ def _author(name: str, rules: Iterable[Rule], *, cost: str, header: str) -> Any:
         always_consume_default_token_bucket=False,
         max_dynamic_descriptors=BUCKETS_MAX,
         response_headers_to_add=[headers.add(headers.DEGRADE_REASON, headers.LIMITED)],
-        rate_limits=[_counted(keys, unit, cost=cost, header=header) for keys, unit in kinds],
+        rate_limits=[_counted(keys, unit, cost, tenants) for keys, unit in kinds],
         descriptors=[
             typed.ratelimit.LocalRateLimitDescriptor(
                 entries=[_entry(*each) for each in (*rule.entries, (UNIT, rule.unit.value))],
@@ -172,34 +175,42 @@ def _entry(key: str, value: str) -> Any:
     return typed.ratelimit.RateLimitDescriptorEntry(key=key, value=value)
 
 
-def _counted(keys: Sequence[str], unit: Unit, *, cost: str, header: str) -> Any:
+def _counted(keys: Sequence[str], unit: Unit, cost: str, tenants: Tenants | None) -> Any:
     """Author how a request finds its buckets of one kind, and how much it takes from them."""
     r = typed.route
-    actions = [_action(key, header) for key in keys]
+    actions = [_action(key, tenants) for key in keys]
     counted = r.RateLimit(actions=[*actions, _constant(UNIT, unit.value)])
     if unit is Unit.TOKENS:
         counted.hits_addend = r.RateLimitHitsAddend(format=cost)
     return counted
 
 
-def _action(key: str, header: str) -> Any:
+def _action(key: str, tenants: Tenants | None) -> Any:
     r = typed.route
-    if key == TENANT:
-        named = r.RateLimitActionRequestHeaders(header_name=header, descriptor_key=TENANT)
-        return r.RateLimitAction(request_headers=named)
+    if key == TIER:
+        return _constant(TIER, YES)
+    source = r.RateLimitActionMetaDataSource
+    if tenants is None or key not in (TENANT, NAMELESS):
+        return _metadata(key, source.ROUTE_ENTRY)
     if key == NAMELESS:
-        absent = r.HeaderMatcher(name=header, present_match=True, invert_match=True)
+        absent = r.HeaderMatcher(name=tenants.header, present_match=True, invert_match=True)
         match = r.RateLimitActionHeaderValueMatch(
             descriptor_key=NAMELESS, descriptor_value=YES, headers=[absent]
         )
         return r.RateLimitAction(header_value_match=match)
-    if key == TIER:
-        return _constant(TIER, YES)
+    if tenants.hashed:  # `tenants.tenant_filters` has put it there.
+        return _metadata(TENANT, source.DYNAMIC)
+    named = r.RateLimitActionRequestHeaders(header_name=tenants.header, descriptor_key=TENANT)
+    return r.RateLimitAction(request_headers=named)
+
+
+def _metadata(key: str, source: Any) -> Any:
+    r = typed.route
     segment = typed.metadata.MetadataKeyPathSegment(key=key)
     said = r.RateLimitActionMetaData(
         descriptor_key=key,
         metadata_key=typed.metadata.MetadataKey(key=METADATA, path=[segment]),
-        source=r.RateLimitActionMetaDataSource.ROUTE_ENTRY,
+        source=source,
     )
     return r.RateLimitAction(metadata=said)
 

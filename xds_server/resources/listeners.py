@@ -29,6 +29,7 @@ from xds_server.resources.request_facts import STREAM, Reading, facts_filters, m
 from xds_server.resources.rewrite import ROOM_BYTES
 from xds_server.resources.snapshot import Resource
 from xds_server.resources.static_tier import filter_chains, router, static_listener
+from xds_server.resources.tenants import tenant_filters
 from xds_server.resources.token_cost import cost_readings
 
 
@@ -64,6 +65,7 @@ def author_listener(
     )
     http_filters = [
         *facts_filters(merge(_readings(topology, failures))),
+        *tenant_filters(topology.tenants),
         *([limiter_filter(LIMITS)] if limits_clients(topology) else []),
         *author_last_net(topology.models, failures),
     ]
