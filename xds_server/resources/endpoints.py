@@ -30,6 +30,10 @@ HEALTH_STATUS = {
 }
 """`envoy.config.core.v3.HealthStatus`."""
 
+OVERPROVISIONING = 1_000_000
+"""Percent. With Envoy's 140, an aggregate chain passes requests on as soon as less than 71 % of a tier is well, on top
+of what the control plane passes on for its lost capacity; so it keeps them while one endpoint is well."""
+
 _Fact = tuple[int, int]
 
 
@@ -53,7 +57,8 @@ def author_assignment(name: str) -> Any:
     """Author a cluster's assignment with one locality, which gRPC reads only with a weight of its own."""
     e = typed.endpoint
     locality = e.LocalityLbEndpoints(locality=typed.core.Locality(), load_balancing_weight=1)
-    return e.ClusterLoadAssignment(cluster_name=name, endpoints=[locality])
+    policy = e.ClusterLoadAssignmentPolicy(overprovisioning_factor=OVERPROVISIONING)
+    return e.ClusterLoadAssignment(cluster_name=name, endpoints=[locality], policy=policy)
 
 
 @lru_cache(maxsize=16)
