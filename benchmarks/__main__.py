@@ -19,6 +19,7 @@ NAMES = (
     "closed_loop",
     "evaluation",
     "end_to_end",
+    "request_cost",
     "failover",
     "fanout",
     "storm",
