@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 from envoy.config.bootstrap.v3.bootstrap_pb2 import Bootstrap
 from envoy.config.cluster.v3.cluster_pb2 import Cluster
+from envoy.config.core.v3.extension_pb2 import TypedExtensionConfig
 from envoy.extensions.bootstrap.internal_listener.v3 import (
     internal_listener_pb2,  # noqa: F401 - ParseDict finds it by name
 )
@@ -21,6 +22,7 @@ from google.protobuf.json_format import ParseDict
 
 from tests.fakes.envoy import validate
 from tests.fakes.plans import a_model, a_plan, a_static_tier, a_tier, a_topology
+from xds_server.core.limits import Limit, Tenant, TenantName, Tenants
 from xds_server.core.model import (
     Affinity,
     AffinityPolicy,
@@ -64,6 +66,28 @@ TEMPLATES = replace(
         for each in range(8)
     ),
 )
+
+
+def limited(*, hashed):
+    """Limits of everything that can have one, as large and as small as they may be."""
+    tiny, huge = Limit(requests_per_second=0.001), Limit(tokens_per_second=1e9)
+    full = Limit(requests_per_second=1e9, tokens_per_second=0.5, concurrency=1, queue=0)
+    tiers = [
+        replace(a_tier("p", "m", [1]), limit=full, affinity=Affinity(header="x-session-id")),
+        replace(a_tier("q", "n", [2]), limit=Limit(concurrency=10**6, queue=10**6)),
+        a_static_tier(),
+    ]
+    chat = replace(a_model("chat", tiers=tiers), limit=tiny)
+    code = replace(a_model("a/b c-100%", prefix="/code/"), limit=huge, names=("c",))
+    rows = (Tenant(name=TenantName("a"), key='%REQ(x)% "', limit=tiny),)
+    tenants = Tenants(header="x-tenant", hashed=hashed, listed=rows, others=huge, missing=tiny)
+    classes = (
+        RequestClass(name=ClassName("a"), header="x-a", quota_ratio=0.001, header_timeout_s=2.0),
+        RequestClass(name=ClassName("b"), quota_ratio=0.999, retries=3),
+    )
+    return replace(a_topology(chat, code), tenants=tenants, classes=classes)
+
+
 TOPOLOGIES = {
     "one model": a_topology(),
     "several models": a_topology(
@@ -92,6 +116,8 @@ TOPOLOGIES = {
             RequestClass(name=ClassName("c"), retries=3, when_critical=WhenCritical.REJECT),
         ),
     ),
+    "limits": limited(hashed=False),
+    "limits of hashed tenants": limited(hashed=True),
     "sessions and reports": a_topology(
         a_model(
             tiers=[
@@ -153,7 +179,13 @@ def as_static(snapshot):
         if manager.HasField("rds"):
             route = snapshot.of_type(served.ROUTE).resources["llm"]
             manager.route_config.ParseFromString(route.body)
-            typed_config.value = manager.SerializeToString()
+        for each in manager.http_filters:
+            if each.HasField("config_discovery"):
+                limiter = snapshot.of_type(served.EXTENSION_CONFIG).resources[each.name]
+                each.typed_config.CopyFrom(
+                    TypedExtensionConfig.FromString(limiter.body).typed_config
+                )
+        typed_config.value = manager.SerializeToString()
     return config.SerializeToString()
 
 
