@@ -7,6 +7,7 @@ tested in tests/integration, and what a test would need minutes for is held here
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import timedelta
 from functools import lru_cache
 
 import pytest
@@ -190,6 +191,7 @@ def test_three_failures_eject_even_the_only_endpoint_and_a_health_check_does_not
         assert rule.successful_active_health_check_uneject_host is False
         assert rule.enforcing_success_rate == 0
         assert rule.base_ejection_time <= rule.max_ejection_time
+        assert rule.interval > timedelta(seconds=3), "or the ejections of a hung engine never grow"
 
 
 @with_every_envoy
