@@ -12,7 +12,6 @@ from xds_server.config.load import load_text
 from xds_server.config.problems import ConfigError
 from xds_server.core.model import RequestClass, WhenCritical
 
-
 TENANTS = {"header": "x-tenant", "others": {"requests_per_second": 5}}
 """Quotas are shares of limits."""
 
