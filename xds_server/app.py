@@ -17,7 +17,7 @@ from xds_server.config.addresses import format_address
 from xds_server.config.load import Config
 from xds_server.config.settings import Settings
 from xds_server.control_loop import ControlLoop
-from xds_server.core.inputs import Drain, Evidence
+from xds_server.core.inputs import Drain
 from xds_server.core.model import InstanceId, Topology
 from xds_server.core.policy import EvidencePolicy, Policy
 from xds_server.evidence.intake import Intake
@@ -98,6 +98,7 @@ class App:
             proxies=self.xds.proxies,
             policy=lambda: self.loop.fleet.policy.admission,
             clock=clock,
+            demand=lambda: self.evidence.demand.rates(clock()),
         )
         self.xds.on_proxies = self.divider.changed.set
         self.telemetry = TelemetryServer(
@@ -111,10 +112,10 @@ class App:
         )
         self.loop.on_published = self.telemetry.drained
         self.intake = Intake(
-            fleet=lambda: self.loop.fleet, offer=self._witness, clock=clock, tally=self.tally
+            fleet=lambda: self.loop.fleet, offer=self.loop.hear, clock=clock, tally=self.tally
         )
         self.intake.reports = LoadReports(
-            latest=lambda name: self.loop.latest.get(name),
+            latest=lambda name: self.loop.latest.get(name),  # noqa: PLW0108 - it is replaced
             offer=self.loop.offer,
             tell=self.loop.tell,
             policy=lambda: self.loop.fleet.policy.telemetry,
@@ -340,9 +341,6 @@ class App:
         self.state.changed.set()
 
     # What proxies report.
-
-    def _witness(self, evidence: Evidence) -> None:
-        self.tally.add("fleet_evidence_verdicts_total", evidence.cause)
 
     def _evidence_policy(self) -> EvidencePolicy:
         return self.loop.fleet.policy.evidence

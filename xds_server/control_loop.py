@@ -14,7 +14,7 @@ from typing import Protocol
 
 from xds_server import logs
 from xds_server.clock import Clock
-from xds_server.core.inputs import Drain, Input
+from xds_server.core.inputs import Drain, Evidence, Input
 from xds_server.core.model import InstanceId, Topology
 from xds_server.core.plan import Event, ModelPlan, Plan
 from xds_server.core.policy import Policy
@@ -103,6 +103,10 @@ class ControlLoop:
             why=drain.why,
         )
         self._inbox.command(drain)
+
+    def hear(self, evidence: Evidence) -> None:
+        """Take in what proxies saw of an instance."""
+        self._inbox.hear(evidence)
 
     @property
     def silent(self) -> frozenset[InstanceId]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from xds_server.core.inputs import Drain, Input
+from xds_server.core.inputs import Drain, Evidence, Input
 from xds_server.core.model import InstanceId
 from xds_server.core.sample import Sample
 
@@ -52,6 +52,15 @@ class Inbox:
         self._first.append(drain)
         self.is_urgent = True
         self._wake()
+
+    def hear(self, evidence: Evidence) -> None:
+        """Take in what proxies saw; that an instance fails does not wait."""
+        is_first = not self
+        self._first.append(evidence)
+        if evidence.is_failing:
+            self.is_urgent = True
+        if is_first or evidence.is_failing:
+            self._wake()
 
     def take(self) -> list[Input]:
         """Hand everything over, oldest first."""

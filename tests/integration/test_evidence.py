@@ -11,8 +11,9 @@ import aiohttp
 import pytest
 import yaml
 
-from tests.fakes.envoy import eventually, running_envoy
+from tests.fakes.envoy import RealEnvoy, eventually, running_envoy
 from tests.fakes.scripted_engine import ScriptedEngine, scripted_engine
+from tests.fakes.telemetry_client import connected_agent
 from tests.fakes.xds_process import XdsProcess, running_server
 from xds_server.resources.bootstrap import bootstrap
 
@@ -46,6 +47,7 @@ class Lab:
         self.big = big
         self.small = small
         self.server: XdsProcess
+        self.envoy: RealEnvoy
         self.session: aiohttp.ClientSession
         self.url = ""
 
@@ -74,6 +76,7 @@ async def lab(tmp_path, **policy: Any):
             )
             async with running_envoy(start, tmp_path / "envoy") as envoy:
                 port = await envoy.listener_port("llm")
+                made.envoy = envoy
                 made.url = f"http://127.0.0.1:{port}/v1/chat/completions"
                 yield made
 
@@ -161,3 +164,75 @@ def value_of(text: str, line: str) -> float:
         float(each.rpartition(" ")[2]) for each in text.splitlines() if each.startswith(line)
     ]
     return found
+
+
+async def test_failures_that_only_proxies_see_take_an_instance_out_and_it_returns_by_stages(
+    tmp_path,
+):
+    async with (
+        lab(tmp_path, recovery={"hold_s": 0.5}) as made,
+        connected_agent(made.server.target) as agent,
+    ):
+        await agent.hello(1, ["a", "b"])
+        await asyncio.wait_for(agent.welcome, 5)
+        await agent.send(agent.sample("a"), agent.sample("b"))
+        made.big.mode = "500"
+        for _ in range(3):
+            assert (await made.ask()).headers["x-served-model"] == "small"
+        down = await made.server.event("instance_down", instance="a")
+        assert down["rule"] == "proxies_failures_in_row"
+        assert down["reason"] == (
+            "Nothing: proxies saw its requests fail (3 in a row: 3 error; its agent says it is up)."
+        )
+        assert await made.server.metric("fleet_evidence_verdicts_total") == 1
+        made.big.mode = "ok"
+
+        async def recovered() -> bool:
+            await agent.send(agent.sample("a"), agent.sample("b"))
+            return bool(made.server.named("instance_healthy", instance="a"))
+
+        await eventually(recovered, what="a is healthy again", timeout_s=15)
+        before = [each["before"] for each in made.server.named("instance_stage_advanced")]
+        assert before == ["recovering/0", "recovering/1"]
+
+
+async def test_back_pressure_and_clients_that_leave_take_nobody_out(tmp_path):
+    async with lab(tmp_path) as made:
+        for mode in ("429", "503"):
+            made.big.mode = mode
+            for _ in range(5):
+                await made.ask()
+        made.big.mode, made.big.pause_s = "ok", 0.2
+        for _ in range(5):
+            # Envoy ejects for the 503s, which evidence does not count; whoever answers, the client leaves.
+            async with made.session.post(made.url, json={"stream": True}) as answer:
+                await answer.content.readany()
+                answer.close()
+
+        async def seen() -> bool:
+            return await made.server.metric("fleet_requests_total") == 15
+
+        await eventually(seen, what="every request in /metrics", timeout_s=5)
+        _, text = await made.server.get("/metrics")
+        outcomes = {
+            line.partition('outcome="')[2].partition('"')[0]
+            for line in text.splitlines()
+            if line.startswith("fleet_attempts_total{")
+        }
+        assert "rejected" in outcomes
+        assert outcomes <= {"rejected", "ok", "aborted"}
+        assert await made.server.metric("fleet_evidence_verdicts_total") == 0
+        assert not made.server.named("instance_down")
+
+
+async def test_streams_that_break_after_a_200_count_though_envoy_itself_counts_none(tmp_path):
+    async with lab(tmp_path) as made:
+        made.big.cut_after = 1
+        for _ in range(3):
+            with pytest.raises(aiohttp.ClientPayloadError):
+                await made.ask(stream=True)
+        down = await made.server.event("instance_down", instance="a")
+        assert down["reason"].startswith(
+            "Nothing: proxies saw its requests fail (3 in a row: 3 broken"
+        )
+        assert await made.envoy.stat("cluster.chat/primary.outlier_detection.ejections_total") == 0

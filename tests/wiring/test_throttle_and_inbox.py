@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from xds_server.core.inputs import Drain
+from xds_server.core.inputs import Drain, Evidence
 from xds_server.core.model import InstanceId
 from xds_server.core.sample import EngineFacts, EngineState, Sample
 from xds_server.inbox import Inbox
@@ -129,3 +129,17 @@ def test_a_command_does_not_wait_and_comes_first():
     assert inbox.is_urgent
     assert waker.count == 2
     assert inbox.take()[0] is drain
+
+
+def test_what_proxies_saw_against_an_instance_does_not_wait_and_praise_does():
+    waker = Waker()
+    inbox = Inbox(waker)
+    praise = Evidence(instance=InstanceId("a"), observed_at=1.0, cause="")
+    inbox.hear(praise)
+    inbox.hear(praise)
+    assert not inbox.is_urgent
+    assert waker.count == 1
+    inbox.hear(Evidence(instance=InstanceId("a"), observed_at=2.0, cause="proxies_failure_rate"))
+    assert inbox.is_urgent
+    assert waker.count == 2
+    assert [each.cause for each in inbox.take()] == ["", "", "proxies_failure_rate"]

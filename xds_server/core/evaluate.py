@@ -1,6 +1,7 @@
 """From samples to a plan: the module to read first.
 
     observe   samples, drains --> instance.py   faults -> ceiling, freshness, VRAM, pressure  (per instance)
+              evidence        --> witness.py    what proxies saw against what the agent says
     evaluate                      tier.py       level, corrections -> endpoint weights        (per tier)
                                   spill.py      demand, capacity -> tier shares               (per model)
                                   publish.py    the plan, if a number moved far enough to matter
@@ -21,7 +22,7 @@ from operator import attrgetter, is_not
 from zlib import crc32
 
 from xds_server.core import events as happened
-from xds_server.core import instance, publish, spill
+from xds_server.core import faults, instance, publish, spill, witness
 from xds_server.core import tier as tiers
 from xds_server.core.assemble import initial_state, retarget
 from xds_server.core.inputs import Drain, Input
@@ -44,7 +45,7 @@ def observe(state: FleetState, inputs: Sequence[Input], policy: Policy, now: flo
 
     Args:
         state: What the last call of this module returned.
-        inputs: Samples and drains in order of arrival; unknown instances are ignored.
+        inputs: Samples, drains and evidence in order of arrival; unknown instances are ignored.
         policy: The thresholds. When it changed, call `retarget` first.
         now: Monotonic seconds, the clock of `Sample.observed_at`.
 
@@ -146,8 +147,13 @@ def _take(
         before = instances[position]
         if isinstance(item, Sample):
             after = instance.observe(before, item, policy, now)
-        else:
+        elif isinstance(item, Drain):
             after = _drain(before, item, policy, now)
+        elif item.is_failing and not _may_take_out(before, instances):
+            events.append(happened.held_back(model.model.name, model.tiers[tier].tier.name, item))
+            continue
+        else:
+            after = instance.hear(before, item, policy, now)
         if after is before:
             continue
         instances[position] = after
@@ -168,6 +174,13 @@ def _take(
         return model
     due = min(model.deadline, due if is_quiet else now)
     return ModelState(model.model, tuple(states), model.steps, model.spill, model.plan, due)
+
+
+def _may_take_out(state: InstanceState, tier: Sequence[InstanceState]) -> bool:
+    """Whether evidence against an instance may be used; against one that is out it changes nothing."""
+    if not faults.is_serving(state.track):
+        return True
+    return witness.may_take_out(each.track for each in tier)
 
 
 def _events(model: ModelState, tier: TierState, after: Sequence[InstanceState]) -> list[Event]:

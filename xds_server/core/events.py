@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from xds_server.core import reasons
 from xds_server.core.faults import Track
+from xds_server.core.inputs import Evidence
 from xds_server.core.model import ModelName, TierName
 from xds_server.core.plan import Event, FaultState, Freshness, Level, Reason
 from xds_server.core.state import InstanceState
@@ -98,6 +99,21 @@ def left(model: ModelName, tier: TierName, state: InstanceState) -> Event:
         instance=state.instance.id,
         reason=Reason(rule="removed", text="It is no longer part of the fleet."),
         before=_where(state.track),
+    )
+
+
+def held_back(model: ModelName, tier: TierName, evidence: Evidence) -> Event:
+    """Return the event of evidence that is not acted upon: too much of its tier is out for that."""
+    text = (
+        f"Proxies see its requests fail ({evidence.detail}), but half of its tier is out for that "
+        "already: what fails everywhere is the requests or the network."
+    )
+    return Event(
+        name="evidence_held_back",
+        model=model,
+        tier=tier,
+        instance=evidence.instance,
+        reason=Reason(rule=evidence.cause, text=text),
     )
 
 

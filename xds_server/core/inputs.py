@@ -36,4 +36,4 @@ class Evidence:
         return bool(self.cause)
 
 
-Input = Sample | Drain
+Input = Sample | Drain | Evidence

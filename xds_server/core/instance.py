@@ -9,9 +9,10 @@ from __future__ import annotations
 from dataclasses import replace
 from math import inf
 
-from xds_server.core import faults, flow, freshness, hysteresis, pressure, vram
+from xds_server.core import faults, flow, freshness, hysteresis, pressure, vram, witness
 from xds_server.core.faults import Context, Track
 from xds_server.core.hysteresis import Latch
+from xds_server.core.inputs import Evidence
 from xds_server.core.model import Instance
 from xds_server.core.plan import FaultState, Freshness
 from xds_server.core.policy import Policy
@@ -233,6 +234,23 @@ def drain(state: InstanceState, who: str | None, policy: Policy, now: float) -> 
     """Let an operator drain the instance (`who`), or take the drain back (None)."""
     context = Context(state.instance.id, policy.recovery, now)
     track = faults.drain(state.track, context, who=who)
+    if track is state.track:
+        return state
+    ceiling = _ceiling(track, state.vram, state.throttle, policy)
+    return elapse(replace(state, track=track, ceiling=ceiling), policy, now)
+
+
+def hear(state: InstanceState, evidence: Evidence, policy: Policy, now: float) -> InstanceState:
+    """Take in what proxies saw of its requests."""
+    sample = state.sample
+    observed_at = None if sample is None else sample.observed_at
+    track = witness.witness(
+        state.track,
+        evidence,
+        None if sample is None else faults.judge(sample),
+        Context(state.instance.id, policy.recovery, now),
+        fresh=freshness.classify(observed_at, policy.telemetry, now) is _FRESH,
+    )
     if track is state.track:
         return state
     ceiling = _ceiling(track, state.vram, state.throttle, policy)

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 
 from xds_server.core import events as happened
 from xds_server.core import reasons
+from xds_server.core.faults import Track
 from xds_server.core.model import ModelName
 from xds_server.core.plan import (
     TIER_WEIGHT_TOTAL,
@@ -28,9 +29,9 @@ from xds_server.core.plan import (
     TierPlan,
 )
 from xds_server.core.policy import WeightPolicy
+from xds_server.core.sentences import ABOVE_MEAN, BELOW_MEAN, EASING
 from xds_server.core.spill import TierShare
 from xds_server.core.state import InstanceState, ModelState, TierStep
-from xds_server.core.sentences import ABOVE_MEAN, BELOW_MEAN, EASING
 from xds_server.core.weights import allocate
 
 _HEALTHY = FaultState.HEALTHY
@@ -321,8 +322,13 @@ def _is_news(before: InstancePlan, state: InstanceState) -> bool:
         track.state is not before.state
         or state.freshness is not before.freshness
         or state.ceiling != before.ceiling
-        or (track.state is not _HEALTHY and track.cause != before.rule)
+        or (track.state is not _HEALTHY and _has_other_reason(track, before))
     )
+
+
+def _has_other_reason(track: Track, before: InstancePlan) -> bool:
+    """Whether an instance that is not healthy is so for another cause, or proxies see it otherwise."""
+    return track.cause != before.rule or track.seen != before.reason.inputs.get("proxies", "")
 
 
 def _has_moved(before: float | None, after: float | None, by: float) -> bool:
