@@ -20,6 +20,7 @@ from xds_server import logs
 from xds_server.clock import Clock
 from xds_server.core.policy import EvidencePolicy
 from xds_server.evidence.budget import Budget, Lag
+from xds_server.evidence.demand import Demand
 from xds_server.evidence.entry import LoadReport, LogMessage
 from xds_server.evidence.intake import Intake
 from xds_server.evidence.proto import (
@@ -76,6 +77,8 @@ class EvidenceServer:
         self._is_known = is_known
         self._clock = clock
         self._tally = tally
+        self.demand = Demand()
+        """What each proxy is asked for."""
         self._budget = Budget(clock)
         self._log_streams = 0
         self._load_streams = 0
@@ -99,6 +102,7 @@ class EvidenceServer:
         self._log_streams += 1
         try:
             is_first = True
+            node_id = ""
             lag = Lag()
             while (raw := await context.read()) is not grpc.aio.EOF:
                 message = await self._parsed_logs(context, raw)
@@ -106,7 +110,7 @@ class EvidenceServer:
                     await self._admit(context, message.node_id)
                     if message.log_name != LOG_NAME:
                         await self._refuse(context, "log_name", f"log {message.log_name!a}")
-                    is_first = False
+                    is_first, node_id = False, message.node_id or ""
                 if message.skipped:
                     self._tally.add("fleet_evidence_refused_total", "kind", by=message.skipped)
                 self._tally.add("fleet_evidence_entries_total", by=len(message.entries))
@@ -114,6 +118,8 @@ class EvidenceServer:
                 if is_stale:
                     self._tally.add("fleet_evidence_stale_total", by=len(message.entries))
                 self._intake.take_logs(message.entries, is_stale=is_stale)
+                requests = sum(entry.is_request for entry in message.entries)
+                self.demand.add(node_id, requests, self._clock())
                 wait_s = self._budget.spend(
                     len(message.entries), per_s=self._policy().entries_per_second
                 )
