@@ -7,6 +7,7 @@ import pytest
 from tests.fakes.brain import Brain, gpu, model, sample, tier, topology
 from xds_server.core import persist
 from xds_server.core.evidence import IN_ROW
+from xds_server.core.explain import explain
 from xds_server.core.inputs import Evidence
 from xds_server.core.plan import EndpointHealth, FaultState
 from xds_server.core.policy import Policy, RecoveryPolicy
@@ -37,6 +38,7 @@ def test_what_proxies_see_takes_an_instance_out_at_once_and_says_why():
     assert one.reason.text == (
         "Nothing: proxies saw its requests fail (3 in a row: 3 error; its agent says it is up)."
     )
+    assert explain(brain.plan, "a")["changes_when"].startswith("Fresh samples that say")
     assert brain.instance("b").health is EndpointHealth.HEALTHY
     ((at, event),) = brain.named("instance_down")
     assert (at, event.instance, event.reason.rule) == (5.2, "a", IN_ROW)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from xds_server.core.faults import PROXY_CAUSES
 from xds_server.core.plan import (
     TIER_WEIGHT_TOTAL,
     ClassPlan,
@@ -16,6 +17,10 @@ from xds_server.core.plan import (
 )
 
 _EVIDENCE = "A fresh sample that says the engine is up starts the ramp at its first stage."
+_DOUBTED = (
+    "Fresh samples that say the engine is up, for one hold, start the ramp at its first stage; "
+    "without an agent that can tell, one hold alone does."
+)
 _STAGES = "Healthy and fresh samples until the hold of this stage is over; a fault ends it and doubles the hold."
 _LOAD = "Its pressure (KV usage plus queue) moving against the mean of its tier."
 _TELEMETRY = "A fresh sample from its agent."
@@ -178,7 +183,9 @@ def _weight(instance: InstancePlan) -> int:
 
 
 def _changes_of_fault(instance: InstancePlan) -> str:
-    return _STAGES if instance.ceiling > 0.0 else _EVIDENCE
+    if instance.ceiling > 0.0:
+        return _STAGES
+    return _DOUBTED if instance.rule in PROXY_CAUSES else _EVIDENCE
 
 
 def _reason(reason: Reason, otherwise: str) -> dict[str, Any]:
