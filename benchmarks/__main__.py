@@ -21,6 +21,8 @@ NAMES = (
     "end_to_end",
     "request_cost",
     "failover",
+    "health_checks",
+    "admission",
     "fanout",
     "storm",
     "telemetry",
