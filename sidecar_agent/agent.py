@@ -60,6 +60,8 @@ class Instance:
     token_request: TokenRequest | None = None
     """None where the agent is not told to ask for tokens."""
     tokens: TokenWatch = field(default_factory=TokenWatch)
+    replies: Counter[str] = field(default_factory=Counter)
+    """Of requests for a token."""
 
 
 class Agent:
@@ -225,6 +227,7 @@ class Agent:
             return
         assert instance.token_request is not None
         answer = await instance.token_request.ask()
+        instance.replies[answer.reply.value] += 1
         after = self._tells(instance)
         if after is None:
             return

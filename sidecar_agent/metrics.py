@@ -10,6 +10,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from sidecar_agent.agent import Agent
+from sidecar_agent.engine.token_watch import applied
 from sidecar_agent.gpu.facts import GpuSnapshot
 from sidecar_agent.gpu.worker import GpuWorker
 
@@ -94,7 +95,14 @@ class _AgentCollector(Collector):
         draining = GaugeMetricFamily(
             "fleet_agent_draining", "Whether the instance drains", labels=["instance"]
         )
+        tokens = CounterMetricFamily(
+            "fleet_agent_token_probes",
+            "Requests for one token, by how they ended",
+            labels=["instance", "reply"],
+        )
         for name, one in self._agent.instances.items():
+            for reply, count in sorted(one.replies.items()):
+                tokens.add_metric([name, reply], count)
             for outcome, count in sorted(one.outcomes.items()):
                 scrapes.add_metric([name, outcome], count)
             rejected.add_metric([name], one.rejected)
@@ -104,9 +112,11 @@ class _AgentCollector(Collector):
             if one.outcome is not None:
                 took.add_metric([name], one.outcome.took_s)
             facts = one.engine.facts
+            if facts is not None:
+                facts = applied(facts, one.tokens)
             state.add_metric([name, facts.state.value if facts else "unread"], 1)
             draining.add_metric([name], one.draining)
-        yield from (scrapes, rejected, restarts, age, took, state, draining)
+        yield from (scrapes, rejected, restarts, age, took, state, draining, tokens)
 
 
 def _devices(worker: GpuWorker, snapshot: GpuSnapshot) -> Iterator[Metric]:

@@ -14,6 +14,7 @@ from sidecar_agent.agent import Agent, describe
 from sidecar_agent.engine import probe
 from sidecar_agent.engine.facts import EngineState, TokenResult
 from sidecar_agent.engine.token_request import token_session
+from sidecar_agent.metrics import Metrics
 from sidecar_agent.settings import Settings
 from tests.fakes.engine_pages import page
 from tests.fakes.envoy import eventually
@@ -150,6 +151,9 @@ async def test_the_running_agent_asks_by_itself_and_the_control_plane_hears_of_i
             engine.mode = "500"
             await eventually(heard_failed, what="a failure")
             assert describe(made, made.instances["a"], time.monotonic())["token_probe"] == "failed"
+            page_text = Metrics(made).page().decode()
+            assert 'fleet_agent_token_probes_total{instance="a",reply="given"}' in page_text
+            assert 'fleet_agent_token_probes_total{instance="a",reply="broken"}' in page_text
         finally:
             running.cancel()
             await asyncio.gather(running, return_exceptions=True)

@@ -11,6 +11,7 @@ import yaml
 
 from tests.fakes.engine_pages import EnginePages
 from tests.fakes.envoy import eventually
+from tests.fakes.scripted_engine import ScriptedEngine, scripted_engine
 from tests.fakes.xds_process import ROOT, running_server
 
 PAGE = """\
@@ -98,3 +99,52 @@ async def test_a_real_agent_drives_the_plan_from_load_to_death_of_an_engine(tmp_
         await engines["a"].stop()
         down = await server.event("instance_down", instance="a")
         assert down["reason"]
+
+
+async def test_an_idle_engine_that_hangs_is_taken_out_by_a_token_and_comes_back_by_stages(tmp_path):
+    async with contextlib.AsyncExitStack() as stack:
+        engine = ScriptedEngine("m", pages=page(running=0))
+        await stack.enter_async_context(scripted_engine(engine))
+        address = f"127.0.0.1:{engine.port}"
+        tiers = [
+            {"name": "primary", "instances": [{"name": "a", "address": address, "capacity": 10}]},
+            {"name": "static", "answer": {"json": {}}},
+        ]
+        config = tmp_path / "config.yaml"
+        policy = {"recovery": {"hold_s": 1.0, "startup_s": 0.0}}
+        config.write_text(
+            yaml.safe_dump({"models": [{"name": "chat", "tiers": tiers}], "policy": policy})
+        )
+        server = await stack.enter_async_context(running_server(config, tmp_path / "state"))
+        agent = {
+            "node": "host-1",
+            "control_plane": {"address": server.target},
+            "instances": [
+                {"name": "a", "url": f"http://{address}", "engine": "vllm", "probe_model": "m"}
+            ],
+            "token_probe": {"enabled": True, "interval_s": 0.3, "deadline_s": 0.2},
+            "gpu": {"backend": "none"},
+            "admin": "127.0.0.1:0",
+        }
+        await stack.enter_async_context(running_agent(agent, tmp_path / "agent.yaml"))
+        await server.event("server_warm", cause="telemetry", timeout_s=30)
+
+        async def asked() -> bool:
+            return engine.requests >= 3
+
+        await eventually(asked, what="tokens")
+        assert (await server.get_json("/debug/explain?subject=a"))["state"] == "healthy"
+        engine.mode = "hang"
+        down = await server.event("instance_down", instance="a")
+        assert down["rule"] == "token_late"
+        told = await server.get_json("/debug/explain?subject=a")
+        assert (told["state"], told["weight"], told["ceiling"]) == ("down", 0, 0.0)
+        expected = (
+            "Nothing: its engine has nothing to do and yet gives no token (asked for one token: "
+        )
+        assert told["sentence"].startswith(expected)
+        engine.mode = "ok"
+        back = await server.event("instance_recovering", instance="a")
+        assert back["after"] == "recovering/0"
+        assert (await server.get_json("/debug/explain?subject=a"))["ceiling"] == 0.1
+        await server.event("instance_healthy", instance="a", timeout_s=20)
