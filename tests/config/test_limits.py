@@ -215,7 +215,7 @@ def test_wrong_shapes_are_told_and_hide_nothing(changes):
 
 
 def test_a_share_of_no_tenants_limits_is_doubted():
-    classes = [{"name": "core", "match": {"prefix": "/a"}, "quota_ratio": 0.5}, {"name": "rest"}]
+    classes = [{"name": "core", "match": {"prefix": "/v1/a"}, "quota_ratio": 0.5}, {"name": "rest"}]
     (doubt,) = load_text(written(classes=classes)).doubts
     assert str(doubt) == (
         "classes[0].quota_ratio: 0.5: expected a section tenants, whose limits it is a share of"

@@ -227,3 +227,32 @@ CLASS_PROBLEMS = {
 )
 def test_classes_that_contradict_each_other_are_refused(classes, expected):
     assert problems_of(classes=classes) == [expected]
+
+
+DOUBTS = {
+    "under no model": ("/batch/", ['classes[2].match.prefix: "/batch/"']),
+    "under a model": ("/v1/batch/", []),
+    "around a model": ("/", []),
+    "under one of two": ("/code/x/", []),
+}
+
+
+@pytest.mark.parametrize(("prefix", "expected"), DOUBTS.values(), ids=DOUBTS.keys())
+def test_a_class_that_no_request_can_belong_to_is_hardly_meant(prefix, expected):
+    whole = {
+        "models": [a_model("chat"), a_model("code", prefix="/code/")],
+        "tenants": TENANTS,
+        "classes": class_change(2, match={"prefix": prefix}),
+    }
+    assert doubted(whole) == expected
+
+
+def doubted(whole):
+    doubts = [f"{each.path}: {each.value}" for each in load_text(yaml.safe_dump(whole)).doubts]
+    return [each for each in doubts if each.startswith("classes")]
+
+
+def test_without_classes_there_is_nothing_to_doubt():
+    model = a_model("chat")
+    del model["match"]
+    assert doubted({"models": [model], "classes": [{"name": "all"}]}) == []

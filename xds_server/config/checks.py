@@ -14,6 +14,7 @@ from xds_server.config.addresses import parse_address
 from xds_server.config.answer_checks import check_answer
 from xds_server.config.answer_checks import doubts as answer_doubts
 from xds_server.config.class_checks import check_classes
+from xds_server.config.class_checks import doubts as class_doubts
 from xds_server.config.limit_checks import check_limits
 from xds_server.config.limit_checks import doubts as limit_doubts
 from xds_server.config.problems import MISSING, Problem, join
@@ -37,6 +38,7 @@ def doubts(raw: dict[str, Any]) -> Iterator[Problem]:
     for path, answer in _answers(raw):
         yield from answer_doubts(path, answer)
     yield from limit_doubts(raw)
+    yield from class_doubts(raw)
 
 
 def _answers(raw: dict[str, Any]) -> Iterator[tuple[str, Any]]:

@@ -11,6 +11,8 @@ _TAKEN_HEADERS = frozenset({"content-length", "host", "transfer-encoding", "x-no
 """They mean something else already."""
 _TAKEN_PREFIX = "x-envoy-"
 """Envoy removes or rewrites these."""
+DEFAULT_PREFIX = "/v1/"
+"""Of models."""
 _RATIOS = ("demand_ratio", "quota_ratio")
 
 
@@ -45,6 +47,22 @@ def check_classes(classes: Any, models: Any = None) -> Iterator[Problem]:
         yield Problem.of("classes", [*names], "exactly one class without a match, for the rest")
     for ratio in _RATIOS:
         yield from _check_sum(ratio, known)
+
+
+def doubts(raw: dict[str, Any]) -> Iterator[Problem]:
+    """Yield what works and is hardly meant: classes that no request can belong to."""
+    prefixes = [
+        match.get("prefix", DEFAULT_PREFIX) if isinstance(match, dict) else DEFAULT_PREFIX
+        for match in (model.get("match") for model in raw["models"])
+    ]
+    for index, row in enumerate(raw.get("classes") or ()):
+        own = (row.get("match") or {}).get("prefix")
+        if own is not None and not any(
+            own.startswith(prefix) or prefix.startswith(own) for prefix in prefixes
+        ):
+            at = join(join(join("classes", index), "match"), "prefix")
+            shown = ", ".join(dict.fromkeys(prefixes))
+            yield Problem.of(at, own, f"a path under a model's prefix ({shown})")
 
 
 def _tiers(models: Any) -> Iterator[tuple[str, str]]:
