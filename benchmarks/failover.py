@@ -25,8 +25,10 @@ from xds_server.core.plan import EndpointHealth
 
 HEADER_TIMEOUT_S = 3.0
 CLIENTS = 20
+BUSY = ("429", "503")
+"""Answers that eject nobody, so each tier is asked once per request for as long as they last."""
 WAYS = ("500", "503", "429", "reset", "hang", "refuse", "empty", "overflow")
-DEAD = ("500", "reset", "hang", "refuse", "429")
+DEAD = ("500", "reset", "hang", "refuse", *BUSY)
 BIG, SMALL = "llama-3-70b", "llama-3-8b"
 
 
@@ -135,7 +137,7 @@ async def row(asked: Chain, group: str, way: str, form: str, requests: int) -> d
     load = Load(asked, stream=form == "sse")
     await load.run(requests, pause_s=0.05, truths=truths)
     result = load.row(asked.engine_requests - before)
-    if group == "all" and way != "429":
+    if group == "all" and way not in BUSY:
         result["once_ejected"] = await once_ejected(asked, stream=form == "sse", truths=truths)
     return result
 

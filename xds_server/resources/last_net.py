@@ -55,7 +55,7 @@ def author_last_net(models: Iterable[Model], failures: FailurePolicy) -> list[An
         )
     )
     # What the static tier said stays, also where that is an error.
-    failed = m.both(m.either(m.is_5xx(), m.is_engines_429()), m.lacks(headers.STATIC_TEMPLATE))
+    failed = m.both(m.either(m.is_5xx(), m.is_engines(429)), m.lacks(headers.STATIC_TEMPLATE))
     cases = [*honest_cases(), m.when(failed, by_model)]
     config = typed.custom_response.CustomResponse(custom_response_matcher=m.first_of(cases))
     return [

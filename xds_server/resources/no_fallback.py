@@ -63,9 +63,10 @@ def _other_endpoint() -> RouteAction:
 def honest_cases() -> list[Any]:
     """Author the cases of the last net for the answers of strict routes, whatever the model."""
     strict_route = m.header_ends(headers.MODEL_ROUTE, MARK)
-    overloaded = m.both(m.is_5xx(), m.header_is(headers.OVERLOADED, "true"))
+    full = m.both(m.is_5xx(), m.header_is(headers.OVERLOADED, "true"))
+    overloaded = m.either(full, m.is_engines(503))  # engines say so when their queue is full
     cases = [
-        m.when(m.is_engines_429(), _action(429, RATE_LIMITED, 1, "is at its limit")),
+        m.when(m.is_engines(429), _action(429, RATE_LIMITED, 1, "is at its limit")),
         m.when(overloaded, _action(503, OVERLOADED, 1, "has no room left")),
         m.when(m.is_5xx(), _action(503, FAULT, RETRY_AFTER_S, "cannot answer right now")),
     ]

@@ -24,11 +24,11 @@ def is_5xx() -> Any:
     )
 
 
-def is_engines_429() -> Any:
-    """Author "a tier answered 429": a limiter of this proxy, which speaks for itself, names no tier."""
+def is_engines(code: int) -> Any:
+    """Author "a tier answered so": a limiter of this proxy, and what it says of itself, names no tier."""
     status = _single(
         extension("status", typed.matcher.HttpResponseStatusCodeMatchInput()),
-        value_match=typed.xds_matcher.StringMatcher(exact="429"),
+        value_match=typed.xds_matcher.StringMatcher(exact=str(code)),
     )
     anything = typed.xds_matcher.RegexMatcher(
         google_re2=typed.xds_matcher.RegexMatcherGoogleRe2(), regex=".+"
