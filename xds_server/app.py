@@ -99,7 +99,10 @@ class App:
             policy=lambda: self.loop.fleet.policy.admission,
             clock=clock,
             demand=lambda: self.evidence.demand.rates(clock()),
+            adopted=self.state.read_parts(),
+            divided=self.state.changed.set,
         )
+        self.state.parts = lambda: self.divider.parts
         self.xds.on_proxies = self.divider.changed.set
         self.telemetry = TelemetryServer(
             registry=self.registry,

@@ -26,8 +26,20 @@ class LimitDivider:
         policy: Callable[[], AdmissionPolicy],
         clock: Clock,
         demand: Callable[[], Mapping[str, float]] = dict,
+        adopted: Mapping[str, float] | None = None,
+        divided: Callable[[], None] = lambda: None,
     ) -> None:
-        """Divide over `proxies()`; `demand()` is requests/s by node id, of those it is known of."""
+        """Prepare.
+
+        Args:
+            cache: Serves each proxy its part.
+            proxies: Node ids of those that are connected.
+            policy: The policy as it is now.
+            clock: Monotonic seconds.
+            demand: Requests/s by node id, of those it is known of.
+            adopted: Parts by node id that proxies may still have from an earlier run.
+            divided: Called after every change of a part.
+        """
         self.changed = asyncio.Event()
         """Set it when a proxy came or went."""
         self._cache = cache
@@ -37,7 +49,9 @@ class LimitDivider:
         self._demand = demand
         self._shares = Shares(policy())
         self._log = logs.get("limits")
-        cache.divide({})
+        self._divided = divided
+        self._shares.adopt(adopted or {}, clock())
+        cache.divide(self._shares.parts)
 
     @property
     def parts(self) -> Mapping[str, float]:
@@ -62,4 +76,5 @@ class LimitDivider:
         self._shares.policy = self._policy()
         if self._shares.update(self._proxies(), self._demand(), self._clock()):
             self._cache.divide(self._shares.parts)
+            self._divided()
             self._log.debug(logs.LIMITS_DIVIDED, proxies=len(self._shares.parts))

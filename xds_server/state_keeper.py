@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from xds_server import logs
@@ -45,6 +46,8 @@ class StateKeeper:
         self.changed = asyncio.Event()
         """Set it when something worth keeping changed."""
         self.source: Source | None = None
+        self.parts: Callable[[], Mapping[str, float]] = dict
+        """Each proxy's part of the limits, as it is now."""
         self._registry = registry
         self._tally = tally
         self._clock = clock
@@ -85,6 +88,17 @@ class StateKeeper:
         self._log.info(logs.STATE_RESTORED, file=str(self.file.path), age_s=round(age_s, 1))
         return True
 
+    def read_parts(self) -> dict[str, float]:
+        """Return the proxies' parts of the limits as they were read; none if they cannot be used."""
+        parts = (self._read or {}).get("parts")
+        if not isinstance(parts, dict):
+            return {}
+        return {
+            name: float(part)
+            for name, part in parts.items()
+            if isinstance(part, int | float) and not isinstance(part, bool)
+        }
+
     async def keep(self) -> None:
         """Write after changes until cancelled."""
         while True:
@@ -103,6 +117,7 @@ class StateKeeper:
             data = {
                 "written_unix_s": round(time.time(), 3),
                 "registered": dump_registered(self._registry.registered()),
+                "parts": dict(self.parts()),
                 "brain": self.source.fleet.dump(self._clock()),
             }
             await asyncio.to_thread(self._write, data)

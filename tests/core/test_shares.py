@@ -96,6 +96,38 @@ def test_a_proxy_that_comes_and_goes_at_once_moves_nobody_elses_part():
     assert shares.parts == {"a": 0.5, "b": 0.5}
 
 
+def test_after_a_restart_proxies_keep_the_parts_that_they_have():
+    shares = Shares(POLICY)
+    shares.adopt({"a": 0.75, "b": 0.25}, 0.0)
+    assert not shares.update([], {}, 0.1)
+    assert not shares.update(["a"], {}, 1.0)
+    assert not shares.update(["a", "b"], {}, 4.0)
+    assert shares.parts == {"a": 0.75, "b": 0.25}
+    assert shares.deadline is None
+
+
+def test_after_a_restart_who_does_not_come_back_loses_its_part():
+    shares = Shares(POLICY)
+    shares.adopt({"a": 0.75, "b": 0.25}, 0.0)
+    shares.update(["a", "c"], {}, 1.0)
+    assert shares.parts == {"a": 0.75, "b": 0.25, "c": RESERVE / 2}
+    now = 1.0
+    while shares.deadline is not None:
+        now = shares.deadline
+        shares.update(["a", "c"], {}, now)
+    assert shares.parts == {"a": 0.5, "c": 0.5}
+    assert now < POLICY.divisions_every_s + POLICY.absent_s + SETTLE
+
+
+@pytest.mark.parametrize(
+    "parts", [{}, {"a": 0.0}, {"a": -0.5}, {"a": 1.5}, {"a": 0.7, "b": 0.7}], ids=str
+)
+def test_parts_that_can_be_none_are_not_adopted(parts):
+    shares = Shares(POLICY)
+    shares.adopt(parts, 0.0)
+    assert shares.parts == {}
+
+
 def test_parts_follow_what_proxies_are_asked_for_but_nobody_loses_everything():
     shares = divided("a", "b")
     assert shares.update(["a", "b"], {"a": 90.0, "b": 10.0}, 40.0)

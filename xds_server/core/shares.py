@@ -48,6 +48,19 @@ class Shares:
         self._demand: dict[str, float] = {}
         self._demand_at = 0.0
 
+    def adopt(self, parts: Mapping[str, float], now: float) -> None:
+        """Continue with the parts of an earlier run: proxies that still have them shall notice nothing.
+
+        Those that do not come back keep theirs for `absent_s`. Parts that can be none are not taken over.
+        """
+        valid = all(0.0 < part <= 1.0 for part in parts.values())
+        if not parts or not valid or sum(parts.values()) > 1 + RESERVE + 1e-6:
+            return
+        self.parts = dict(parts)
+        self._present = dict.fromkeys(parts)
+        self._left = dict.fromkeys(parts, now)
+        self._divided.append(now)
+
     def update(self, connected: Collection[str], demand: Mapping[str, float], now: float) -> bool:
         """Take in who is there and what each is asked for; return whether a part changed.
 
@@ -102,7 +115,7 @@ class Shares:
                 self._changed_last + self.policy.settle_s,
                 self._changed_first + SETTLE_LIMIT * self.policy.settle_s,
             )
-        elif self._is_shifted():
+        elif self._demand and self._is_shifted():
             due = now
         else:
             return None

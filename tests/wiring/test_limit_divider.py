@@ -1,0 +1,116 @@
+"""The divider between the proxies that are there, the cache that serves them, and the file that outlives it."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from xds_server.core.model import Topology
+from xds_server.core.policy import AdmissionPolicy
+from xds_server.ingest.registry import Registry
+from xds_server.limit_divider import LimitDivider
+from xds_server.metrics import Tally
+from xds_server.resources.capability import Capability
+from xds_server.resources.snapshot import Snapshot, TypeSnapshot
+from xds_server.state_file import StateFile
+from xds_server.state_keeper import StateKeeper
+from xds_server.xds.cache import SnapshotCache
+from xds_server.xds.node import Proxy
+
+POLICY = AdmissionPolicy(settle_s=0.01, absent_s=0.01)
+
+
+class Bench:
+    def __init__(self, **more):
+        self.now = 0.0
+        self.there = set()
+        self.asked = {}
+        self.saved = 0
+        self.cache = SnapshotCache()
+        self.cache.publish(Capability.COMPOSITE, Snapshot({}, lambda _: TypeSnapshot("t", {})))
+        self.divider = LimitDivider(
+            cache=self.cache,
+            proxies=lambda: self.there,
+            policy=lambda: POLICY,
+            clock=lambda: self.now,
+            demand=lambda: self.asked,
+            divided=self.save,
+            **more,
+        )
+
+    def save(self):
+        self.saved += 1
+
+    def is_served(self, name):
+        return self.cache.served(Proxy(name, "", "envoy", "", Capability.COMPOSITE)) is not None
+
+    def step(self, after_s):
+        self.now += after_s
+        self.divider.step()
+
+
+def test_proxies_are_served_once_they_have_a_part():
+    bench = Bench()
+    bench.there = {"a", "b"}
+    bench.step(0.0)
+    assert not bench.is_served("a")
+    bench.step(0.02)
+    assert bench.is_served("a")
+    assert bench.divider.parts == {"a": 0.5, "b": 0.5}
+    assert bench.saved == 1
+    bench.step(1.0)
+    assert bench.saved == 1
+
+
+def test_parts_of_an_earlier_run_are_served_at_once():
+    bench = Bench(adopted={"a": 0.75, "b": 0.25})
+    assert bench.is_served("a")
+    assert not bench.is_served("c")
+
+
+async def test_it_runs_when_somebody_comes_and_when_it_is_time():
+    bench = Bench()
+    loop = asyncio.get_running_loop()
+    started = loop.time()
+    divider = LimitDivider(
+        cache=bench.cache,
+        proxies=lambda: bench.there,
+        policy=lambda: POLICY,
+        clock=loop.time,
+    )
+    running = asyncio.create_task(divider.run())
+    await asyncio.sleep(0)
+    bench.there = {"a"}
+    divider.changed.set()
+    async with asyncio.timeout(4.0):
+        while not divider.parts:
+            await asyncio.sleep(0.005)
+    assert loop.time() - started < 4.0
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+
+
+@pytest.mark.parametrize(
+    ("written", "read"),
+    [
+        pytest.param({"parts": {"a": 0.5, "b": 1}}, {"a": 0.5, "b": 1.0}, id="parts"),
+        pytest.param({}, {}, id="a file of an older version"),
+        pytest.param({"parts": [0.5]}, {}, id="something else"),
+        pytest.param({"parts": {"a": "0.5", "b": True, "c": None}}, {}, id="no numbers"),
+    ],
+)
+def test_parts_survive_in_the_state_file(tmp_path: Path, written, read):
+    file = StateFile(tmp_path)
+    file.write({"brain": {}, **written})
+    keeper = StateKeeper(file, Registry(Topology(models=())), Tally(), lambda: 0.0)
+    keeper.read()
+    assert keeper.read_parts() == read
+
+
+def test_without_a_state_file_there_are_no_parts(tmp_path: Path):
+    keeper = StateKeeper(StateFile(tmp_path), Registry(Topology(models=())), Tally(), lambda: 0.0)
+    keeper.read()
+    assert keeper.read_parts() == {}
