@@ -164,6 +164,28 @@ async def test_more_attempts_go_to_other_endpoints_of_the_tier(tmp_path):
         assert core[SMALL] > 0, "the first class walks down at once"
 
 
+async def test_an_ejected_tier_is_passed_over_however_often_a_chain_names_it(tmp_path):
+    failures = replace(PLAIN, consecutive=1)
+    async with fleet_of(tmp_path, failures=failures) as fleet:
+        (big,), (small,) = fleet.big, fleet.small
+        big.mode = "500"
+        for name in CLASSES:
+            assert (await fleet.lab.ask({}, **question(name))).served == SMALL
+        asked = big.requests
+        for name in CLASSES:
+            served = await fleet.lab.count(20, **question(name))
+            assert served == {SMALL: 20}, name
+        assert big.requests - asked <= 4, "an ejection may end meanwhile"
+        small.mode = "500"
+        for name in CLASSES:
+            assert (await fleet.lab.ask({}, **question(name))).served == "static", name
+        asked = small.requests
+        for name in CLASSES:
+            served = await fleet.lab.count(20, **question(name))
+            assert served == {"static": 20}, name
+        assert small.requests - asked <= 4
+
+
 async def test_older_proxies_give_no_class_more_attempts(tmp_path):
     async with fleet_of(tmp_path, capability=Capability.AGGREGATE) as fleet:
         fleet.big[0].mode = "500"
