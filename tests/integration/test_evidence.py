@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import collections
+import json
+import signal
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -16,11 +19,14 @@ from tests.fakes.scripted_engine import ScriptedEngine, scripted_engine
 from tests.fakes.telemetry_client import connected_agent
 from tests.fakes.xds_process import XdsProcess, running_server
 from xds_server.resources.bootstrap import bootstrap
+from xds_server.resources.names import CONTROL_PLANE
 
 pytestmark = pytest.mark.envoy
 
 
-def document(big: ScriptedEngine, small: ScriptedEngine, **policy: Any) -> dict[str, Any]:
+def document(
+    big: ScriptedEngine, small: ScriptedEngine, templates: list[Any], **policy: Any
+) -> dict[str, Any]:
     def listed(name: str, engine: ScriptedEngine) -> list[dict[str, Any]]:
         return [{"name": name, "address": f"127.0.0.1:{engine.port}", "capacity": 10}]
 
@@ -32,7 +38,10 @@ def document(big: ScriptedEngine, small: ScriptedEngine, **policy: Any) -> dict[
                 "tiers": [
                     {"name": "primary", "serves": "big", "instances": listed("a", big)},
                     {"name": "fallback", "serves": "small", "instances": listed("b", small)},
-                    {"name": "static", "answer": {"json": {"busy": True}}},
+                    {
+                        "name": "static",
+                        "answer": {"json": {"busy": True}, "templates": templates},
+                    },
                 ],
             }
         ],
@@ -50,16 +59,35 @@ class Lab:
         self.envoy: RealEnvoy
         self.session: aiohttp.ClientSession
         self.url = ""
+        self.config: Path
 
-    async def ask(self, **body: Any) -> aiohttp.ClientResponse:
+    async def ask(
+        self, *, headers: dict[str, str] | None = None, **body: Any
+    ) -> aiohttp.ClientResponse:
         asked = {"model": "chat", "messages": [], **body}
-        async with self.session.post(self.url, json=asked) as answer:
+        async with self.session.post(self.url, json=asked, headers=headers) as answer:
             await answer.read()
             return answer
 
 
 @asynccontextmanager
-async def lab(tmp_path, **policy: Any):
+async def lab(
+    tmp_path,
+    *,
+    bootstrap_as: str = CONTROL_PLANE,
+    more: dict[str, Any] | None = None,
+    templates: list[Any] | None = None,
+    **policy: Any,
+):
+    """Run everything.
+
+    Args:
+        tmp_path: Where files may be.
+        bootstrap_as: What the proxy's bootstrap calls the cluster of the control plane.
+        more: More of the configuration.
+        templates: Of the static answer.
+        policy: Sections of the policy.
+    """
     config = tmp_path / "config.yaml"
     async with (
         scripted_engine(ScriptedEngine(model="big")) as big,
@@ -68,12 +96,15 @@ async def lab(tmp_path, **policy: Any):
     ):
         made = Lab(big, small)
         made.session = session
-        config.write_text(yaml.safe_dump(document(big, small, **policy)))
+        made.config = config
+        written = document(big, small, templates or [], **policy) | (more or {})
+        config.write_text(yaml.safe_dump(written))
         async with running_server(config, tmp_path / "state", ["--grace-s", "0"]) as server:
             made.server = server
             start = bootstrap(
                 node_id="edge-1", cluster="test", xds_host="127.0.0.1", xds_port=server.xds_port
             )
+            start = json.loads(json.dumps(start).replace(f'"{CONTROL_PLANE}"', f'"{bootstrap_as}"'))
             async with running_envoy(start, tmp_path / "envoy") as envoy:
                 port = await envoy.listener_port("llm")
                 made.envoy = envoy
@@ -236,3 +267,63 @@ async def test_streams_that_break_after_a_200_count_though_envoy_itself_counts_n
             "Nothing: proxies saw its requests fail (3 in a row: 3 broken"
         )
         assert await made.envoy.stat("cluster.chat/primary.outlier_detection.ejections_total") == 0
+
+
+async def test_a_proxy_that_calls_the_control_plane_otherwise_serves_and_logs_nothing(tmp_path):
+    async with lab(tmp_path, bootstrap_as="their-own-name") as made:
+        for _ in range(5):
+            assert (await made.ask()).headers["x-served-model"] == "big"
+        assert await made.envoy.rejected() == {}
+        assert await made.server.metric("fleet_evidence_entries_total") == 0
+
+
+async def test_requests_go_on_while_nobody_takes_the_logs_and_logs_go_on_with_the_next_server(
+    tmp_path,
+):
+    async with lab(tmp_path) as made:
+        assert (await made.ask()).status == 200
+        port = made.server.xds_port
+        await made.server.stop(signal.SIGKILL)
+        for _ in range(100):
+            assert (await made.ask()).headers["x-served-model"] == "big"
+        flags = ["--grace-s", "0", "--xds-listen", f"127.0.0.1:{port}"]
+        async with running_server(made.config, tmp_path / "state", flags) as server:
+
+            async def logged() -> bool:
+                await made.ask()
+                return await server.metric("fleet_requests_total") > 0
+
+            await eventually(logged, what="logs at the next server", timeout_s=20)
+            assert await server.metric("fleet_evidence_refused_total") == 0
+
+
+CLASSES = {
+    "classes": [
+        {"name": "core", "match": {"header": "x-slo", "value": "core"}},
+        {"name": "rest"},
+    ]
+}
+TEMPLATES = [{"name": "sorry", "when": {"keywords": ["weather"]}, "json": {"sorry": True}}]
+
+
+async def test_classes_and_templates_are_labels(tmp_path):
+    async with lab(tmp_path, more=CLASSES, templates=TEMPLATES) as made:
+        await made.ask(headers={"x-slo": "core"})
+        made.big.mode = made.small.mode = "500"
+        await made.ask(messages=[{"role": "user", "content": "the weather?"}])
+        await made.ask(messages=[{"role": "user", "content": "hello"}])
+
+        async def seen() -> bool:
+            return await made.server.metric("fleet_requests_total") == 3
+
+        await eventually(seen, what="three requests", timeout_s=5)
+        _, text = await made.server.get("/metrics")
+        for line in (
+            'fleet_requests_total{class="core",model="chat",outcome="ok",tier="primary"} 1.0',
+            'fleet_requests_total{class="rest",model="chat",outcome="ok",tier="static"} 2.0',
+            'fleet_static_answers_total{class="rest",model="chat",template="sorry"} 1.0',
+            'fleet_static_answers_total{class="rest",model="chat",template="default"} 1.0',
+            'fleet_degraded_request_ratio{class="core",model="chat"} 0.0',
+            'fleet_degraded_request_ratio{class="rest",model="chat"} 1.0',
+        ):
+            assert line in text

@@ -239,8 +239,8 @@ class EvidencePolicy:
     """What proxies report about requests, and when that takes an instance out."""
 
     access_log: bool = True
-    """Proxies send one log entry per request, and one per failed attempt, to the control plane. It must be
-    a static cluster named `xds` of theirs, as in the bootstrap that `xds-server bootstrap` prints."""
+    """Proxies send one log entry per request, and one per failed attempt, to the cluster named `xds` of their
+    bootstrap, as `xds-server bootstrap` prints it; where that is called otherwise they serve, and send none."""
     flush_s: float = 0.2
     """How long a proxy collects entries before it sends them."""
     load_report_s: float = 1.0
