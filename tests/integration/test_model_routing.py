@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from urllib.parse import quote
@@ -60,6 +61,25 @@ async def test_the_body_chooses_the_model(tmp_path, failures, capability):
             assert (answer.status, answer.served) == (200, served), what
         answer = await lab.ask({"model": "gpt-large"}, content_type="text/plain")
         assert answer.served == "engine-large", "engines do not look at it either"
+        await lab.assert_all_accepted()
+
+
+ODD_NAMES = (
+    "a/b/c", "a b", "\U0001f999", "\\", '"', "'", "a\tb", "ß" * 256, "x" * 256, "{}", "null", "true", "5", "%", "%%",
+    "%REQ(host)%", "a,b", "\u00e9", "e\u0301", "\u2028", "model", "..", "\x7f", "\ufeff", "$", "[1]", "/", "\\u0061",
+)  # fmt: skip
+
+
+async def test_names_of_every_kind_are_told_apart(tmp_path):
+    models = {"even": {"names": ODD_NAMES[::2]}, "odd": {"names": ODD_NAMES[1::2]}}
+    async with lab_of(tmp_path, models) as lab:
+        for index, name in enumerate(ODD_NAMES):
+            expected = f"engine-{('even', 'odd')[index % 2]}"
+            for ascii_only in (True, False):
+                body = json.dumps({"n": 1, "model": name}, ensure_ascii=ascii_only).encode()
+                assert (await lab.ask(body)).served == expected, (name, ascii_only)
+        listed = await lab.ask(method="GET", path="/v1/models")
+        assert {each["id"] for each in listed.document["data"]} == set(ODD_NAMES)
         await lab.assert_all_accepted()
 
 
@@ -186,6 +206,8 @@ async def test_proxies_list_the_models(tmp_path):
         missing = await lab.ask(method="GET", path="/v1/models/gpt-5")
         assert missing.status == 404
         assert missing.document["error"]["code"] == "model_not_found"
+        queried = await lab.ask(method="GET", path="/v1/models?limit=1")
+        assert queried.document == listed.document
         code = await lab.ask(method="GET", path="/code/v1/models")
         assert [each["id"] for each in code.document["data"]] == ["code"]
         far = await lab.ask(method="GET", path="/v1/models", host="far.example")
