@@ -10,7 +10,6 @@ import pytest
 from tests.fakes.plans import a_model, a_plan, a_static_tier, a_tier, a_topology
 from xds_server.core.model import StaticAnswer
 from xds_server.core.policy import (
-    EvidencePolicy,
     FailurePolicy,
     HealthPolicy,
     Policy,
@@ -117,9 +116,7 @@ def test_a_cluster_with_names_set_equals_one_authored_with_them(capability):
 
 def test_a_listener_with_its_name_set_equals_one_authored_with_it():
     resources = snapshot(Capability.COMPOSITE).of_type(served.LISTENER).resources
-    expected = {
-        "llm": listeners.author_listener(TOPOLOGY, failures=FAILURES, evidence=EvidencePolicy())
-    }
+    expected = {"llm": listeners.author_listener(TOPOLOGY, Policy(failures=FAILURES))}
     for model in TOPOLOGY.models:
         expected[static_listener_name(model.name)] = static_tier.author_static_listener(
             model, model.tiers[-1]

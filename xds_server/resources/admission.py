@@ -94,7 +94,7 @@ class LimitTable:
         self._limiters: list[_Limiter] = []
         rules = listener_rules(topology)
         if rules:
-            cost = cost_command(policy)
+            cost = cost_command()
             self._limiters.append(_Limiter(LIMITS, rules, cost, topology.tenants))
         for model in topology.models:
             for tier in model.tiers:

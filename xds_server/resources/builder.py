@@ -36,7 +36,7 @@ class SnapshotBuilder:
         self._models = {model.name: model for model in topology.models}
         self._plans: dict[ModelName, ModelPlan] = {}
         has_limits = capability is not Capability.GRPC
-        limits = LimitRoutes(topology, policy.admission) if has_limits else None
+        limits = LimitRoutes(topology) if has_limits else None
         self._routes = RouteTable(topology, policy.failures, capability, limits=limits)
         self._endpoints = {
             model.name: {

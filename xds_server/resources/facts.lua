@@ -1,5 +1,5 @@
 -- Copies what a body says at its top level into dynamic metadata; see request_facts.py, which puts NAMESPACE,
--- FACTS and ANY_CONTENT_TYPE in front. Stands behind outline.lua.
+-- READ, NAMES, FACTS and ANY_CONTENT_TYPE in front. Stands behind outline.lua.
 
 local TEXT_LONGEST = 4096 -- in the body; no name of a model is as long
 
@@ -137,7 +137,7 @@ local function read(text, facts)
     if at == nil then
       return false
     end
-    if FACTS[key] then
+    if READ[key] then
       local value, readable = value_of(text, start, at, c)
       if not readable then
         return false
@@ -157,18 +157,9 @@ local function read(text, facts)
   return rest == nil
 end
 
-function envoy_on_request(handle)
-  if not ANY_CONTENT_TYPE then
-    local kind = handle:headers():get("content-type")
-    if kind == nil or find(lower(kind), "json", 1, true) == nil then
-      return
-    end
-  end
-  local body = handle:body()
-  local length = body and body:length() or 0
-  local facts = {}
-  local readable = length == 0 or read(body:getBytes(0, length), facts)
-  local metadata, found = nil, false
+-- Puts what routes and filters want to know into the metadata; returns whether there was any.
+function publish(metadata, facts, readable)
+  local found = false
   for index = 1, #NAMES do
     local name = NAMES[index]
     local value
@@ -181,12 +172,25 @@ function envoy_on_request(handle)
       end
     end
     if value ~= nil then
-      metadata = metadata or handle:streamInfo():dynamicMetadata()
       metadata:set(NAMESPACE, name, value)
       found = true
     end
   end
-  if found then -- routes match on facts
-    handle:clearRouteCache()
+  return found
+end
+
+function envoy_on_request(handle)
+  if not ANY_CONTENT_TYPE then
+    local kind = handle:headers():get("content-type")
+    if kind == nil or find(lower(kind), "json", 1, true) == nil then
+      return
+    end
+  end
+  local body = handle:body()
+  local length = body and body:length() or 0
+  local facts = {}
+  local readable = length == 0 or read(body:getBytes(0, length), facts)
+  if publish(handle:streamInfo():dynamicMetadata(), facts, readable, length) then
+    handle:clearRouteCache() -- routes match on facts
   end
 end

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from xds_server.core.model import Model, ModelName, Topology
-from xds_server.core.policy import AdmissionPolicy, EvidencePolicy
+from xds_server.core.policy import EvidencePolicy
 from xds_server.resources.admission import TOKENS_HEADER, counts_tokens, limits_clients
 from xds_server.resources.entrances import is_gated
 from xds_server.resources.gates import PATIENCE_HEADER, Patience, gate_listener
@@ -24,9 +24,8 @@ _OVERWRITE = 2
 class LimitRoutes:
     """The part that limits have in the routes of one topology."""
 
-    def __init__(self, topology: Topology, policy: AdmissionPolicy) -> None:
+    def __init__(self, topology: Topology) -> None:
         self._topology = topology
-        self._cost = cost_command(policy)
         self._marks = limits_clients(topology)
         self._patiences: dict[ModelName, set[Patience]] = {}
 
@@ -50,7 +49,7 @@ class LimitRoutes:
             self._patiences.setdefault(model.name, set()).add(patience)
             _tell(route, PATIENCE_HEADER, str(patience))
         if any(rule.unit is Unit.TOKENS for tier in gated for rule in tier_rules(tier)):
-            _tell(route, TOKENS_HEADER, self._cost)
+            _tell(route, TOKENS_HEADER, cost_command())
 
     def gate_listeners(self, evidence: EvidencePolicy) -> Iterator[Resource]:
         """Yield the listeners of all gates. Every route must have been marked before."""

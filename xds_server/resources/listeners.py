@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from xds_server.core.model import Topology
-from xds_server.core.policy import EvidencePolicy, FailurePolicy, Policy
+from xds_server.core.policy import FailurePolicy, Policy
 from xds_server.resources.access_log import attempt_log, request_log
 from xds_server.resources.admission import (
     LIMITS,
@@ -30,7 +30,7 @@ from xds_server.resources.rewrite import ROOM_BYTES
 from xds_server.resources.snapshot import Resource
 from xds_server.resources.static_tier import filter_chains, router, static_listener
 from xds_server.resources.tenants import tenant_filters
-from xds_server.resources.token_cost import cost_readings
+from xds_server.resources.token_cost import counting
 
 
 def listener_resources(
@@ -43,9 +43,7 @@ def listener_resources(
         for name in dict.fromkeys([LISTENER_NAME, *exact]):
             yield _resource(name, author_api_listener(name))
         return
-    yield _resource(
-        LISTENER_NAME, author_listener(topology, failures=policy.failures, evidence=policy.evidence)
-    )
+    yield _resource(LISTENER_NAME, author_listener(topology, policy))
     for model in topology.models:
         for tier in model.tiers:
             if tier.is_static:
@@ -56,25 +54,26 @@ def _resource(name: str, authored: Any) -> Resource:
     return Resource.of(name, serialize(to_upb(Listener, authored)))
 
 
-def author_listener(
-    topology: Topology, *, failures: FailurePolicy, evidence: EvidencePolicy
-) -> Any:
+def author_listener(topology: Topology, policy: Policy) -> Any:
     """Author the listener that clients reach."""
     address = typed.core.SocketAddress(
         address=topology.listener_host, port_value=topology.listener_port
     )
     http_filters = [
-        *facts_filters(merge(_readings(topology, failures))),
+        *facts_filters(
+            merge(_readings(topology, policy.failures)),
+            counting(policy.admission) if counts_tokens(topology) else None,
+        ),
         *tenant_filters(topology.tenants),
         *([limiter_filter(LIMITS)] if limits_clients(topology) else []),
-        *author_last_net(topology.models, failures),
+        *author_last_net(topology.models, policy.failures),
     ]
     manager = typed.hcm.HttpConnectionManager(
         stat_prefix=LISTENER_NAME,
         rds=_rds(),
-        http_filters=[*http_filters, router(attempt_log(evidence))],
+        http_filters=[*http_filters, router(attempt_log(policy.evidence))],
         local_reply_config=over_limit_replies() if limits_clients(topology) else None,
-        access_log=request_log(evidence),
+        access_log=request_log(policy.evidence),
         normalize_path=True,  # prefixes decide, so `/x/../v1/` may not pass for something else
     )
     return typed.listener.Listener(
@@ -91,8 +90,6 @@ def _readings(topology: Topology, failures: FailurePolicy) -> Iterator[Reading]:
     # A rejection before the body was read would close the connection.
     if failures.answer_timeout_s is not None or sheds_any(topology.classes):
         yield STREAM
-    if counts_tokens(topology):
-        yield from cost_readings()
 
 
 def author_api_listener(name: str) -> Any:

@@ -52,6 +52,18 @@ class Reading:
     a fact may not be bypassed by a header that engines ignore."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counting:
+    """A part of the filter that makes something of the facts; see `token_cost`."""
+
+    facts: tuple[Fact, ...]
+    """What it reads; kept from the metadata."""
+    program: str
+    """The file, which wraps `publish` of facts.lua."""
+    constants: tuple[tuple[str, float], ...]
+    """What stands in front of it."""
+
+
 STREAM = Reading(fact=Fact.STREAM)
 """Whether the answer is to be streamed; no mark where the body does not say."""
 
@@ -80,19 +92,30 @@ def _either(fact: Fact, one: Value | None, other: Value | None) -> Value | None:
     return other if one is None else one
 
 
-def facts_filters(readings: Sequence[Reading]) -> list[Any]:
-    """Author the filter for readings that are merged, as a list of one; none for none."""
-    if not readings:
+def facts_filters(readings: Sequence[Reading], counting: Counting | None = None) -> list[Any]:
+    """Author the filter for readings that are merged, as a list of one; none for none.
+
+    Args:
+        readings: What ends up in the metadata.
+        counting: What else the filter is to make of the body; bodies of every content type are then read.
+    """
+    if not readings and counting is None:
         return []
     rows = [f"[{quoted(each.fact)}] = {{ {_stand_ins(each)} }}" for each in readings]
-    reads_all = any(each.any_content_type for each in readings)
-    constants = (
+    reads_all = counting is not None or any(each.any_content_type for each in readings)
+    read = {each.fact for each in readings} | set(() if counting is None else counting.facts)
+    constants = [
         f"local NAMESPACE = {quoted(METADATA)}",
         f"local NAMES = {{ {', '.join(quoted(each.fact) for each in readings)} }}",
+        f"local READ = {{ {', '.join(f'[{quoted(each)}] = true' for each in sorted(read))} }}",
         f"local FACTS = {{ {', '.join(rows)} }}",
         f"local ANY_CONTENT_TYPE = {_lua(reads_all)}",
-    )
-    return [lua_filter("\n".join((*constants, program("outline.lua", "facts.lua"))))]
+    ]
+    files = ["outline.lua", "facts.lua"]
+    if counting is not None:
+        constants += [f"local {name} = {_lua(value)}" for name, value in counting.constants]
+        files.append(counting.program)
+    return [lua_filter("\n".join((*constants, program(*files))))]
 
 
 def _stand_ins(reading: Reading) -> str:
@@ -108,6 +131,11 @@ def _lua(value: Value) -> str:
 
 def fact_is(fact: Fact, value: Value) -> Any:
     """Author the route condition "the fact (or what stands in for it) is this value"."""
+    return key_is(fact.value, value)
+
+
+def key_is(key: str, value: Value) -> Any:
+    """Author the route condition "the metadata's key is this value"."""
     m = typed.matcher
     if isinstance(value, bool):
         matcher = m.ValueMatcher(bool_match=value)
@@ -115,7 +143,7 @@ def fact_is(fact: Fact, value: Value) -> Any:
         matcher = m.ValueMatcher(string_match=m.StringMatcher(exact=value))
     else:
         matcher = m.ValueMatcher(double_match=m.DoubleMatcher(exact=value))
-    return _condition(fact, matcher)
+    return _condition(key, matcher)
 
 
 def fact_is_one_of(fact: Fact, values: Sequence[str]) -> Any:
@@ -124,14 +152,14 @@ def fact_is_one_of(fact: Fact, values: Sequence[str]) -> Any:
     if len(values) == 1:
         return fact_is(fact, values[0])
     exact = [m.ValueMatcher(string_match=m.StringMatcher(exact=value)) for value in values]
-    return _condition(fact, m.ValueMatcher(or_match=m.OrMatcher(value_matchers=exact)))
+    return _condition(fact.value, m.ValueMatcher(or_match=m.OrMatcher(value_matchers=exact)))
 
 
 def fact_is_present(fact: Fact) -> Any:
     """Author the route condition "the body has the fact", or something stands in for it."""
-    return _condition(fact, typed.matcher.ValueMatcher(present_match=True))
+    return _condition(fact.value, typed.matcher.ValueMatcher(present_match=True))
 
 
-def _condition(fact: Fact, value: Any) -> Any:
-    segment = typed.matcher.MetadataMatcherPathSegment(key=fact.value)
+def _condition(key: str, value: Any) -> Any:
+    segment = typed.matcher.MetadataMatcherPathSegment(key=key)
     return typed.matcher.MetadataMatcher(filter=METADATA, path=[segment], value=value)
