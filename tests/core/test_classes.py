@@ -260,7 +260,7 @@ def test_every_class_says_why_it_has_its_weights():
     division = classes.initial(demand_of(0.5, 0.3, 0.2))
     core, elastic, last = divided(division, [600, 400, 0])
     assert (core.reason.rule, core.weights) == ("class_fits", (1000, 0, 0))
-    assert core.reason.text == "All of it fits primary, with the classes before it."
+    assert core.reason.text == "All of it fits primary."
     assert (elastic.reason.rule, elastic.weights) == ("class_spills", (333, 667, 0))
     assert elastic.reason.text == "A part of it fits primary, beside the classes before it."
     assert last.reason.text == "The classes before it take all that primary is given."

@@ -324,7 +324,7 @@ def _reason(
         text = f"{first.name} is critical: requests of this class get {given}."
         return Reason(rule="class_shed", text=text, inputs=inputs)
     if weights[0] == TIER_WEIGHT_TOTAL:
-        text = f"All of it fits {first.name}, with the classes before it."
+        text = f"All of it fits {first.name}."
         return Reason(rule="class_fits", text=text, inputs=inputs)
     if weights[0] == 0:
         text = f"The classes before it take all that {first.name} is given."
