@@ -9,10 +9,14 @@ from xds_server import logs
 from xds_server.clock import Clock
 from xds_server.core.policy import AdmissionPolicy
 from xds_server.core.shares import Shares
+from xds_server.resources.capability import Capability
+from xds_server.resources.snapshot import Snapshot
 from xds_server.xds.cache import SnapshotCache
 
 LOOK_S = 5.0
 """How often it is looked at what each proxy is asked for."""
+GAP_S = 0.05
+"""Proxies that come within this time are one change: thousands may come at once."""
 
 
 class LimitDivider:
@@ -52,17 +56,23 @@ class LimitDivider:
         self._divided = divided
         self._shares.adopt(adopted or {}, clock())
         cache.divide(self._shares.parts)
+        cache.subscribe(self._published)
 
     @property
     def parts(self) -> Mapping[str, float]:
         """Part of every limit by proxy."""
         return self._shares.parts
 
+    def _published(self, _: Capability, snapshot: Snapshot) -> None:
+        if snapshot.limiters is not None and not self._shares.parts:
+            self.changed.set()
+
     async def run(self) -> None:
         """Divide until cancelled."""
         while True:
             self.changed.clear()
             self.step()
+            await asyncio.sleep(GAP_S)
             deadline = self._shares.deadline
             wait_s = LOOK_S if deadline is None else min(LOOK_S, deadline - self._clock())
             try:
@@ -72,7 +82,9 @@ class LimitDivider:
                 continue
 
     def step(self) -> None:
-        """Look at who is there, and hand out what changed."""
+        """Look at who is there, and hand out what changed; without limits there is nothing to do."""
+        if not self._cache.has_limits:
+            return
         self._shares.policy = self._policy()
         if self._shares.update(self._proxies(), self._demand(), self._clock()):
             self._cache.divide(self._shares.parts)

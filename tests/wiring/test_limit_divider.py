@@ -13,7 +13,7 @@ from xds_server.ingest.registry import Registry
 from xds_server.limit_divider import LimitDivider
 from xds_server.metrics import Tally
 from xds_server.resources.capability import Capability
-from xds_server.resources.snapshot import Snapshot, TypeSnapshot
+from xds_server.resources.snapshot import Resource, Snapshot, TypeSnapshot
 from xds_server.state_file import StateFile
 from xds_server.state_keeper import StateKeeper
 from xds_server.xds.cache import SnapshotCache
@@ -62,6 +62,28 @@ def test_proxies_are_served_once_they_have_a_part():
     assert bench.saved == 1
     bench.step(1.0)
     assert bench.saved == 1
+
+
+def test_without_limits_nothing_is_divided_and_everybody_is_served():
+    bench = Bench()
+    bench.cache.publish(
+        Capability.COMPOSITE, Snapshot({"t": TypeSnapshot("t", {"r": Resource.of("r", b"")})})
+    )
+    bench.there = {"a"}
+    bench.step(0.0)
+    bench.step(1.0)
+    assert bench.divider.parts == {}
+    assert bench.is_served("a")
+
+
+def test_limits_that_come_later_wake_the_divider():
+    bench = Bench()
+    bench.divider.changed.clear()
+    world = Snapshot(
+        {"t": TypeSnapshot("t", {"r": Resource.of("r", b"")})}, lambda _: TypeSnapshot("t", {})
+    )
+    bench.cache.publish(Capability.COMPOSITE, world)
+    assert bench.divider.changed.is_set()
 
 
 def test_parts_of_an_earlier_run_are_served_at_once():

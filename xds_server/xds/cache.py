@@ -46,6 +46,11 @@ class SnapshotCache:
         for listener in self._part_listeners:
             listener(changed)
 
+    @property
+    def has_limits(self) -> bool:
+        """Whether any group is served limiters."""
+        return any(each.limiters is not None for each in self._snapshots.values())
+
     def snapshot(self, capability: Capability) -> Snapshot | None:
         """Return what a group is served, None before the first publication."""
         return self._snapshots.get(capability)
