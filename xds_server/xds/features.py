@@ -26,7 +26,8 @@ COMPOSITE = "envoy.clusters.composite"
 EXTENSIONS = (
     Extension(
         COMPOSITE,
-        "chains in the order of tiers (Envoy 1.40): aggregate clusters with previous_priorities instead",
+        "chains in the order of tiers (Envoy 1.40): aggregate clusters with previous_priorities instead; "
+        "no class of requests gets more attempts on the same tier",
     ),
     Extension("envoy.clusters.aggregate", "chains for Envoys before 1.40: clusters are refused"),
     Extension(
@@ -61,7 +62,7 @@ _GRPC = (
     "chains: a call that fails is not taken to the next tier",
     "static answers: the weight of the static tier goes to no one",
     "x-served-model and the other headers of the truth",
-    "limits, rewritten bodies, and routes by what a body says",
+    "limits, rewritten bodies, routes by what a body says, and classes of requests",
 )
 """gRPC follows weights and health, and nothing else that is served here."""
 
