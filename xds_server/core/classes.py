@@ -67,6 +67,8 @@ class Divided:
     given: ModelPlan | None = None
     """Without classes; None when only the shares are known, after a restart."""
     plan: ModelPlan | None = None
+    seen: Observed | None = None
+    """What was observed then."""
 
 
 @record
@@ -259,16 +261,19 @@ def _events(before: ModelPlan | None, model: ModelPlan) -> Iterator[Event]:
 
 
 def _divide_model(division: Division, model: ModelPlan, before: Divided | None) -> Divided:
-    now = ratios(division, model.name)
-    used = now
-    if before is not None and _distance(now, before.ratios) <= PUBLISH_CHANGE:
-        if model is before.given:
-            return before
+    seen = division.observed.get(model.name)
+    is_same = before is not None and model is before.given
+    if before is not None and is_same and seen is before.seen:
+        return before
+    used = ratios(division, model.name)
+    if before is not None and _distance(used, before.ratios) <= PUBLISH_CHANGE:
+        if is_same:
+            return replace(before, seen=seen)
         used = before.ratios
     plan = replace(model, classes=_plans(division.classes, model, used))
     if before is not None and plan == before.plan:
         plan = before.plan
-    return Divided(given=model, ratios=used, plan=plan)
+    return Divided(ratios=used, given=model, plan=plan, seen=seen)
 
 
 def _plans(
