@@ -11,11 +11,13 @@ import pytest
 from tests.fakes.chain import CHAT, chain_lab
 from tests.fakes.plans import a_model, a_model_plan, a_plan, a_static_tier, a_tier, a_topology
 from tests.fakes.rewriting import echo_engines, refusal_of, rewriting_proxy
+from xds_server.core.limits import Limit
 from xds_server.core.model import MaxTokens
 from xds_server.core.plan import Plan
 from xds_server.core.policy import Policy, RewritePolicy, Unreadable
 from xds_server.resources.builder import SnapshotBuilder
 from xds_server.resources.capability import Capability
+from xds_server.resources.rewrite import HEADER
 
 pytestmark = pytest.mark.envoy
 
@@ -162,3 +164,39 @@ async def test_a_tier_that_serves_the_clients_name_gets_the_body_as_it_came(tmp_
             assert (await proxy.ask(CHAT, body)).body == body
         first.status = 500
         assert (await proxy.ask(CHAT, ASKED)).body == ASKED.replace(b'"chat"', b'"llama-3-8b"')
+
+
+@with_chains
+async def test_a_request_that_may_not_fall_back_is_rewritten_too(tmp_path, capability):
+    async with AsyncExitStack() as stack:
+        first, second = await stack.enter_async_context(echo_engines(2))
+        topology = a_topology(chain_of(first, second))
+        proxy = await stack.enter_async_context(
+            rewriting_proxy(tmp_path, topology, capability=capability)
+        )
+        reply = await proxy.ask(CHAT, ASKED, x_no_fallback="true")
+        assert (reply.status, reply.body) == (200, FIRST)
+
+
+@with_chains
+async def test_tiers_behind_a_gate_get_their_own_name(tmp_path, capability):
+    async with AsyncExitStack() as stack:
+        first, second = await stack.enter_async_context(echo_engines(2))
+        model = chain_of(first, second)
+        primary, fallback, static = model.tiers
+        gated = replace(
+            model,
+            tiers=(
+                replace(primary, limit=Limit(concurrency=5)),
+                replace(fallback, limit=Limit(requests_per_second=1000.0)),
+                static,
+            ),
+        )
+        proxy = await stack.enter_async_context(
+            rewriting_proxy(tmp_path, a_topology(gated), capability=capability)
+        )
+        assert (await proxy.ask(CHAT, ASKED)).body == FIRST
+        first.status = 500
+        assert (await proxy.ask(CHAT, ASKED)).body == SECOND
+        assert HEADER not in second.received[-1].headers
+        assert (await proxy.ask(CHAT, b"not JSON")).status == 400
