@@ -20,6 +20,8 @@ CLASSES = [
     {"name": "rest"},
 ]
 
+BATCH = {"name": "batch", "match": {"prefix": "/v1/batch/"}}
+
 
 def document(engine):
     instance = {"name": "a", "address": f"127.0.0.1:{engine.port}", "capacity": 10}
@@ -87,6 +89,31 @@ async def test_the_shares_of_classes_are_learned_from_proxies_and_kept(tmp_path)
                 ratio = await eventually(learned, what="the observed share", timeout_s=10)
                 assert ratio == pytest.approx(0.864, abs=0.02)
                 assert await envoy.rejected() == {}
+
+                # Another class at run time: nothing is cut, what was learned stays.
+                engine.chunks, engine.pause_s = 40, 0.1
+                async with session.post(
+                    f"{base}/chat/completions", json={"model": "chat", "stream": True}
+                ) as stream:
+                    changed = document(engine) | {"classes": [*CLASSES, BATCH]}
+                    config.write_text(yaml.safe_dump(changed))
+                    await server.event("config_reloaded")
+
+                    async def batched():
+                        async with session.post(
+                            f"{base}/batch/completions", json={"model": "chat"}
+                        ) as answer:
+                            assert answer.status == 200
+                            return engine.last_headers["x-request-class"] == "batch"
+
+                    await eventually(batched, what="the new class", timeout_s=10)
+                    assert (await stream.text()).endswith("data: [DONE]\n\n")
+                assert (await explained(server, "chat/core"))["demand_ratio"] > 0.6
+                assert (await explained(server, "chat/batch"))["kind"] == "class"
+                assert await envoy.rejected() == {}
+                config.write_text(yaml.safe_dump(document(engine)))
+                await eventually(learned, what="what was learned", timeout_s=10)
+                ratio = (await explained(server, "chat/core"))["demand_ratio"]
 
             async def kept():
                 return '"classes"' in (state / "plan.json").read_text()
