@@ -250,6 +250,16 @@ def test_ratios_of_requests():
     assert window.ratios(200.0).requests == 0
 
 
+@pytest.mark.parametrize("seconds", [1, 5, 30, 60, 300])
+def test_tokens_per_second_are_right_from_the_start_on(seconds):
+    window = RequestWindow(60.0)
+    for tick in range(10 * seconds):
+        window.add(100 + tick / 10, attempts=1, degraded=False, template=None, tokens=50.0)
+    found = window.ratios(100 + seconds).tokens_per_second
+    least = 0.19 if seconds < 5 else 0.95  # Never over less than a slice of five seconds.
+    assert least * 500 <= found <= 1.05 * 500
+
+
 @given(st.lists(st.tuples(st.floats(0.0, 20.0), st.integers(0, 4), st.booleans()), max_size=60))
 def test_ratios_are_those_of_the_requests_in_the_span(steps):
     window = RequestWindow(60.0)

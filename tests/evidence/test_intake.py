@@ -10,6 +10,7 @@ from tests.fakes.evidence_bench import a_fleet
 from tests.fakes.plans import a_model, a_static_tier, a_tier, a_topology
 from tests.fakes.proxy_reports import ATTEMPT, a_log, an_entry
 from xds_server.core.evidence import IN_ROW, Outcome
+from xds_server.core.limits import Limit
 from xds_server.core.model import RequestClass
 from xds_server.evidence.intake import MAX_TEMPLATES
 from xds_server.evidence.proto import parse_logs
@@ -265,3 +266,25 @@ def test_an_equal_policy_keeps_them(logged):
     logged.fleet = Fleet(a_fleet(), replace(logged.policy), 0.0)
     logged.take(failed())
     assert logged.intake.instance("primary-0").attempts == 2
+
+
+def test_admitted_tokens_are_told_as_a_share_of_the_limit(bench):
+    model = replace(a_model(), limit=Limit(tokens_per_second=100))
+    bench.fleet = Fleet(a_topology(model), bench.policy, 0.0)
+    bench.now = 100.0
+    for second in range(20):
+        bench.now = 100.0 + second
+        entries = [
+            an_entry(tokens="50"),
+            an_entry(None, status=429, attempts=0, tokens="9000"),
+            an_entry(tokens="many"),
+            an_entry(),
+        ]
+        bench.intake.take_logs(parse_logs(a_log(*entries)).entries)
+    load = dict(gauges(bench, "fleet_token_admission_load"))
+    assert load == {("chat", ""): pytest.approx(0.5, rel=0.25)}
+
+
+def test_without_a_limit_there_is_no_share_of_it(logged):
+    logged.take(an_entry(tokens="50"))
+    assert not gauges(logged, "fleet_token_admission_load")

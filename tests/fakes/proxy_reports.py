@@ -24,6 +24,7 @@ def an_entry(
     latency_s: float = 0.5,
     details: str = "via_upstream",
     served: str = "big",
+    tokens: str = "",
     **headers: str,
 ) -> HTTPAccessLogEntry:
     """Return an entry with what a real one has besides; underscores in header names become dashes."""
@@ -53,6 +54,9 @@ def an_entry(
     entry.request.user_agent = "openai-python"
     entry.request.request_id = "6cfb2bd3-34be-44b2-b9d0-5d2c1d3f8e0a"
     entry.response.response_code_details = details
+    if tokens:
+        fields = common.metadata.filter_metadata["llm"].fields
+        fields["tokens"].string_value = tokens
     if served:
         entry.response.response_headers["x-served-model"] = served
     for name, value in headers.items():

@@ -74,6 +74,11 @@ async def test_a_killed_control_plane_neither_lifts_nor_refills_a_limit(tmp_path
 
                 assert await admitted(7) == 5
                 await eventually(is_kept, what="the part in the state file")
+
+                async def is_told() -> bool:
+                    return await server.metric("fleet_token_admission_load") > 0.0
+
+                await eventually(is_told, what="the load of the limit")
                 await server.stop(signal.SIGKILL)
                 assert await admitted(2) == 0
                 again = ["--xds-listen", f"127.0.0.1:{xds_port}", *flags]

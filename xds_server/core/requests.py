@@ -24,6 +24,8 @@ class Ratios:
     """Answered statically, by template; empty without any request."""
     amplification: float | None
     """Attempts at engines per request that was admitted."""
+    tokens_per_second: float = 0.0
+    """What the admitted requests might cost, where that is counted."""
 
 
 @dataclass(slots=True)
@@ -32,6 +34,7 @@ class _Slot:
     requests: int = 0
     degraded: int = 0
     attempts: int = 0
+    tokens: float = 0.0
     static: Counter[str] = field(default_factory=Counter)
 
 
@@ -42,7 +45,15 @@ class RequestWindow:
         self.span_s = span_s
         self._slots: deque[_Slot] = deque()
 
-    def add(self, now: float, *, attempts: int, degraded: bool, template: str | None) -> None:
+    def add(
+        self,
+        now: float,
+        *,
+        attempts: int,
+        degraded: bool,
+        template: str | None,
+        tokens: float = 0.0,
+    ) -> None:
         """Count a request that ended now.
 
         Args:
@@ -50,6 +61,7 @@ class RequestWindow:
             attempts: At engines; the static tier is none.
             degraded: Whether a lower tier answered.
             template: Which static answer it was; None when it was not static.
+            tokens: What it might cost; 0 where that is not counted.
         """
         slots = self._slots
         if not slots or now >= slots[-1].until:
@@ -58,6 +70,7 @@ class RequestWindow:
         slot = slots[-1]
         slot.requests += 1
         slot.attempts += attempts
+        slot.tokens += tokens
         if degraded:
             slot.degraded += 1
         if template is not None:
@@ -77,7 +90,13 @@ class RequestWindow:
             degraded=sum(slot.degraded for slot in self._slots) / requests,
             static={name: count / requests for name, count in sorted(static.items())},
             amplification=sum(slot.attempts for slot in self._slots) / requests,
+            tokens_per_second=sum(slot.tokens for slot in self._slots) / self._spanned(now),
         )
+
+    def _spanned(self, now: float) -> float:
+        """Return the time that the slots stand for: less than the window just after the start."""
+        length = self.span_s / SLOTS
+        return max(length, min(self.span_s + length, now - self._slots[0].until + length))
 
     def _forget(self, now: float) -> None:
         slots = self._slots

@@ -34,6 +34,8 @@ class Entry(NamedTuple):
     downgraded: bool
     reason: str
     template: str
+    tokens: float = 0.0
+    """What the request might cost; 0 where that is not counted."""
     """Which static answer it was, if it was one."""
 
 

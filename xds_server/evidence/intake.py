@@ -147,7 +147,13 @@ class Intake:
             if last is not None and last.is_static:
                 attempts -= 1  # The static tier's own is none at an engine.
         degraded = tier is not None and tier.position > 0
-        window.add(now, attempts=max(0, attempts), degraded=degraded, template=template)
+        window.add(
+            now,
+            attempts=max(0, attempts),
+            degraded=degraded,
+            template=template,
+            tokens=entry.tokens,
+        )
 
     def _last_attempt(
         self, entry: Entry, ended: Outcome, tier: TierPlace | None, now: float
@@ -272,6 +278,8 @@ class Intake:
                 yield "fleet_degraded_request_ratio", labels, ratios.degraded
             if ratios.amplification is not None:
                 yield "fleet_retry_amplification_ratio", labels, ratios.amplification
+            if limit := self._places.token_limits.get(model):
+                yield "fleet_token_admission_load", labels, ratios.tokens_per_second / limit
             for template, share in ratios.static.items():
                 yield "fleet_static_answer_ratio", (*labels, template), share
         for (model, tier_name), summary in self.tiers().items():

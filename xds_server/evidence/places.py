@@ -41,6 +41,12 @@ class Places:
         """By name of the cluster."""
         self.routes: dict[str, tuple[ModelName, str]] = {}
         """Model and class by name of the route; the class is empty where there are none."""
+        self.token_limits: dict[ModelName, float] = {
+            model.name: model.limit.tokens_per_second
+            for model in topology.models
+            if model.limit.tokens_per_second is not None
+        }
+        """Tokens/s by model, where there is such a limit."""
         self._static: dict[ModelName, tuple[str, TierPlace]] = {}
         for model in topology.models:
             self.routes[model.name] = (model.name, "")

@@ -19,6 +19,8 @@ from xds_server.evidence.entry import (
     LogMessage,
 )
 from xds_server.resources.headers import DEGRADE_REASON, DOWNGRADED, SERVED_MODEL, STATIC_TEMPLATE
+from xds_server.resources.names import METADATA
+from xds_server.resources.token_cost import TOKENS
 
 SERVICE_FILES = (als_pb2, lrs_pb2)
 """Loaded so that server reflection can describe the services, which are handlers of bytes."""
@@ -124,7 +126,17 @@ def _entry(message: Any, *, is_request: bool) -> Entry:
         DOWNGRADED in headers,
         headers.get(DEGRADE_REASON, ""),
         headers.get(STATIC_TEMPLATE, ""),
+        _tokens(common.metadata) if is_request else 0.0,
     )
+
+
+def _tokens(metadata: Any) -> float:
+    """Return what a request was counted as; the proxy sends its metadata along."""
+    if METADATA not in metadata.filter_metadata:
+        return 0.0
+    fields = metadata.filter_metadata[METADATA].fields
+    text: str = fields[TOKENS].string_value if TOKENS in fields else ""
+    return float(text) if text.isascii() and text.isdigit() else 0.0
 
 
 def _ended(entries: Any) -> float | None:

@@ -23,6 +23,8 @@ TOKENS_MAX = 1_000_000
 """More than any engine generates; a larger number is refused, as engines do."""
 CHOICES_MAX = 128
 """The most answers to one prompt: OpenAI's own bound of `n`."""
+TOKENS = "tokens"
+"""Key of the cost in the metadata of a request; a text."""
 _COUNTED = (Fact.MAX_TOKENS, Fact.MAX_COMPLETION_TOKENS, Fact.CHOICES)
 
 
@@ -50,4 +52,4 @@ def cost_command() -> str:
 
     Only for requests that are not `uncountable`.
     """
-    return f"%DYNAMIC_METADATA({METADATA}:tokens)%"
+    return f"%DYNAMIC_METADATA({METADATA}:{TOKENS})%"
