@@ -72,6 +72,8 @@ def test_a_session_is_named_by_a_header_or_a_cookie():
     assert first.affinity == Affinity(policy=AffinityPolicy.MAGLEV, header="x-session-id")
     assert second.affinity == Affinity(policy=AffinityPolicy.RING_HASH, header="x-session-id")
     assert static.affinity is None
+    (first, *_) = tiers(primary={"affinity": {"header": "s", "overflow_ratio": 1.5}})
+    assert first.affinity == Affinity(header="s", overflow_ratio=1.5)
     (first, *_) = tiers(primary={"affinity": {"cookie": "session", "cookie_ttl_s": 0}})
     assert first.affinity == Affinity(cookie="session", cookie_ttl_s=0.0)
 
@@ -137,6 +139,10 @@ PROBLEMS = {
     "a header that is no session": (
         {"primary": {"affinity": {"header": "Host"}}},
         f'{PRIMARY}.affinity.header: "Host": a header that differs from session to session',
+    ),
+    "less than its share": (
+        {"primary": {"affinity": {"header": "a", "overflow_ratio": 0.9}}},
+        f"{PRIMARY}.affinity.overflow_ratio: 0.9: a number of at least 1",
     ),
     "an unknown policy": (
         {"primary": {"affinity": {"policy": "random", "header": "a"}}},

@@ -12,6 +12,7 @@ from tests.fakes.chain import chain_lab
 from tests.fakes.scripted_engine import ScriptedEngine
 from xds_server.core.model import Affinity, AffinityPolicy
 from xds_server.core.plan import EndpointHealth
+from xds_server.core.policy import FailurePolicy
 from xds_server.resources import snapshot as served
 from xds_server.resources.capability import Capability
 
@@ -165,3 +166,25 @@ async def test_a_request_that_forbids_a_fallback_leaves_the_endpoint_of_its_sess
         answer = await one.lab.ask(headers=strict)
         assert answer.status == 200
         assert answer.headers["x-engine"] in ENGINES[1:]
+
+
+@with_policies
+@pytest.mark.parametrize("overflow", [None, 1.5])
+async def test_a_session_that_asks_too_much_at_once_overflows_only_where_that_is_wanted(
+    tmp_path, policy, overflow
+):
+    affinity = Affinity(policy=policy, header="x-session-id", overflow_ratio=overflow)
+    patient = FailurePolicy(header_timeout_s=5.0, answer_timeout_s=None)
+    async with sessions(tmp_path, affinity=affinity, failures=patient) as one:
+        for engine in one.lab.tiers[0]:
+            engine.plain_s = 0.4
+        running = []
+        for _ in range(40):  # one after the other: what still connects is not counted as running
+            running.append(asyncio.create_task(one.where("hot")))
+            await asyncio.sleep(0.005)
+        seen = Counter(await asyncio.gather(*running))
+        if overflow is None:
+            assert len(seen) == 1
+        else:
+            assert len(seen) >= 3, "one and a half times a quarter each"
+            assert max(seen.values()) <= 20, seen

@@ -108,6 +108,14 @@ def test_affinity_is_the_tiers_balancing_and_the_routes_hash(policy, capability)
         assert "use_hash_policy" not in route["route"]["weighted_clusters"]
 
 
+def test_what_an_endpoint_may_have_more_than_its_share_is_in_percent():
+    model = changed(affinity=replace(SESSION, overflow_ratio=1.5))
+    common = clusters(model)["chat/primary"]["common_lb_config"]
+    assert common["consistent_hashing_lb_config"] == {"hash_balance_factor": 150}
+    plain = clusters(changed(affinity=SESSION))["chat/primary"]["common_lb_config"]
+    assert "consistent_hashing_lb_config" not in plain
+
+
 @pytest.mark.parametrize(
     ("affinity", "cookie"),
     [

@@ -384,4 +384,5 @@ def _affinity(section: schema.AffinitySection | None) -> Affinity | None:
         header=section.header.lower() if section.header else None,
         cookie=section.cookie,
         cookie_ttl_s=section.cookie_ttl_s,
+        overflow_ratio=section.overflow_ratio,
     )

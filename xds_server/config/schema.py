@@ -225,6 +225,9 @@ class AffinitySection(Written):
     """The same by a cookie."""
     cookie_ttl_s: Annotated[Number, Field(ge=0)] | None = None
     """Proxies give clients without the cookie one that lives this long; 0 = until the client ends."""
+    overflow_ratio: Annotated[Number, Field(ge=1, le=100)] | None = None
+    """An instance with this many times its share of a proxy's running requests gets no more: some sessions lose
+    their cache so that others need not wait for it. Left out = never."""
 
 
 class TierSection(Written):

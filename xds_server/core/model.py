@@ -87,6 +87,9 @@ class Affinity:
     cookie_ttl_s: float | None = None
     """Proxies give a client without the cookie one that lives this long (0 = a browser session);
     None = they never set it."""
+    overflow_ratio: float | None = None
+    """An endpoint with this many times its share of a proxy's running requests gets no more of them, whatever
+    their session; None = a session is never sent elsewhere for load."""
 
 
 class Telemetry(StrEnum):

@@ -19,13 +19,18 @@ def set_policy(cluster: Any, affinity: Affinity | None) -> None:
     """Set the load balancing of a tier's authored cluster; without affinity it is left alone."""
     if affinity is None:
         return
-    policies = typed.cluster.ClusterLbPolicy
+    c = typed.cluster
+    policies = c.ClusterLbPolicy
     if affinity.policy is AffinityPolicy.MAGLEV:
         cluster.lb_policy = policies.MAGLEV
     else:
         cluster.lb_policy = policies.RING_HASH
-        cluster.ring_hash_lb_config = typed.cluster.ClusterRingHashLbConfig(
-            minimum_ring_size=RING_SIZE_MIN
+        cluster.ring_hash_lb_config = c.ClusterRingHashLbConfig(minimum_ring_size=RING_SIZE_MIN)
+    if affinity.overflow_ratio is not None:
+        # Percent, and at least 100; Envoy counts running requests per proxy, against the weights.
+        factor = max(100, round(affinity.overflow_ratio * 100))
+        cluster.common_lb_config.consistent_hashing_lb_config = (
+            c.ClusterCommonLbConfigConsistentHashingLbConfig(hash_balance_factor=factor)
         )
 
 
