@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -106,6 +106,7 @@ async def orphaned_chains(
     chains: dict[str, Chain],
     *,
     failures: Mapping[str, Any] | None = None,
+    before: Callable[[], Awaitable[None]] | None = None,
 ) -> AsyncIterator[dict[str, Chain]]:
     """Run chains whose control plane is dead; header time-out 0.5 s for streams and plain answers.
 
@@ -113,6 +114,7 @@ async def orphaned_chains(
         directory: for files of the server and of Envoy.
         chains: by the name of the model.
         failures: more of `policy.failures`.
+        before: done just before the control plane is killed.
     """
     patience = {"header_timeout_s": 0.5, "answer_timeout_s": 0.5, **(failures or {})}
     async with AsyncExitStack() as stack:
@@ -152,6 +154,8 @@ async def orphaned_chains(
 
             await envoy.until(served, what=f"a first answer of {chain.name}")
         assert await envoy.rejected() == {}
+        if before is not None:
+            await before()
         assert await server.stop(signal.SIGKILL) == -signal.SIGKILL
 
         async def alone() -> bool:

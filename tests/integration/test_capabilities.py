@@ -76,6 +76,7 @@ async def test_syncz_tells_what_each_proxy_lacks_and_each_gets_its_own_clusters(
             assert [each.partition(": ")[0] for each in lacks] == [
                 "envoy.clusters.composite",
                 "envoy.filters.http.lua",
+                "envoy.filters.http.local_ratelimit",  # too old for retry-after
             ]
             capability, lacks = found["client"]
             assert capability == "grpc"

@@ -78,6 +78,25 @@ async def test_with_both_models_failing_the_static_tier_answers_plain_and_stream
 
 
 @with_chains
+async def test_who_forbids_a_fallback_and_how_often_it_was_tried_is_the_same_with_every_chain(
+    tmp_path, capability
+):
+    strict = {"x-no-fallback": "true"}
+    async with chain_lab(tmp_path, capability=capability) as lab:
+        assert [(await lab.ask()).attempts, (await lab.ask(headers=strict)).attempts] == [1, 1]
+        lab.big.mode = "429"
+        assert (await lab.ask()).attempts == 2
+        answer = await lab.ask(headers=strict)
+        assert (answer.status, answer.reason, answer.attempts) == (429, "rate_limited", 1)
+        lab.plan([0, 0, 1000])
+        await lab.obeyed("static")
+        lab.big.mode = "ok"
+        assert (await lab.ask(headers=strict)).story == FIRST, "whatever the weights say"
+        assert (await lab.ask()).attempts == 1
+        await lab.assert_all_accepted()
+
+
+@with_chains
 async def test_a_refused_connection_is_answered_by_the_next_tier(tmp_path, capability):
     class Nobody(ScriptedEngine):
         @property

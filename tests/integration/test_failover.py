@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 
 import aiohttp
@@ -19,6 +20,8 @@ FAILED_OVER = (200, SMALL, "true", "failover")
 STATIC = (200, "static", "true", "failover")
 STRICT = {"x-no-fallback": "true"}
 WAYS = ("500", "503", "429", "reset", "hang", "refuse", "empty")
+STREAMS = []
+"""Tasks of the streams that ran while the control plane was killed."""
 BUSY_ENGINE = ("429", "503")
 """Ways of an engine to say "not now", which ejects nobody."""
 STRICT_ANSWERS = {"429": (429, "rate_limited"), "503": (503, "overloaded")}
@@ -53,6 +56,8 @@ def cases():
             tiers=[[ScriptedEngine(name, mode="429")] for name in ("a", "b", "c", "d")]
         )
     result["clients"] = Chain()
+    long = ScriptedEngine(BIG, chunks=60, pause_s=0.1)
+    result["running"] = Chain(tiers=[[long], [ScriptedEngine(SMALL)]])
     result["cut"] = Chain(tiers=[[ScriptedEngine(BIG, chunks=2)], [ScriptedEngine(SMALL)]])
     result["headers"] = Chain(tiers=[[ScriptedEngine(BIG, plain_s=0.1)], [ScriptedEngine(SMALL)]])
     return result
@@ -64,8 +69,27 @@ def slow(model):
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def chains(tmp_path_factory):
-    async with orphaned_chains(tmp_path_factory.mktemp("orphans"), cases()) as running:
-        yield running
+    everything = cases()
+    running = everything["running"]
+
+    async def start_streams():
+        STREAMS.extend(asyncio.create_task(running.ask(stream=True)) for _ in range(10))
+        before = running.big.requests
+        await running.envoy.until(lambda: reached(running, before + 10), what="the streams")
+
+    directory = tmp_path_factory.mktemp("orphans")
+    async with orphaned_chains(directory, everything, before=start_streams) as alone:
+        yield alone
+
+
+async def reached(chain, requests):
+    return chain.big.requests >= requests
+
+
+async def test_streams_that_run_while_the_control_plane_dies_reach_their_end(chains):
+    answers = await asyncio.gather(*STREAMS)
+    assert {each.story for each in answers} == {FIRST}
+    assert {len(each.events) for each in answers} == {61}, "6 s, twelve times the header time-out"
 
 
 async def break_engine(engine, way):

@@ -82,3 +82,13 @@ def test_a_grpc_client_is_told_to_lack_all_that_only_envoys_can():
     found = lacks(capability=Capability.GRPC, missing=ALL)
     assert found == lacks(capability=Capability.GRPC, missing=())
     assert any("static answers" in each for each in found)
+
+
+@pytest.mark.parametrize(
+    ("version", "expected"),
+    [("1.40.0", 0), ("1.39.1", 1), ("2.0", 0), ("", 0), ("abc", 0)],
+    ids=lambda value: str(value) or "not told",
+)
+def test_what_an_older_version_of_an_extension_cannot_do_is_told(version, expected):
+    found = lacks(capability=Capability.COMPOSITE, missing=(), version=version)
+    assert len([each for each in found if "retry-after" in each]) == expected

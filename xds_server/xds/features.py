@@ -6,6 +6,7 @@ held against it but its version.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection
 from dataclasses import dataclass
 
@@ -20,6 +21,15 @@ class Extension:
     """As in `node.extensions`."""
     gives: str
     """What it is for, and what happens without it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Novelty:
+    """What an extension can do since some version of Envoy."""
+
+    name: str
+    since: tuple[int, int]
+    gives: str
 
 
 COMPOSITE = "envoy.clusters.composite"
@@ -58,6 +68,15 @@ EXTENSIONS = (
 )
 """What official Envoys of the last years all have, but for the first; smaller builds may not."""
 
+NOVELTIES = (
+    Novelty(
+        "envoy.filters.http.local_ratelimit",
+        (1, 40),
+        "retry-after on the 429 of a limit (Envoy 1.40): without it clients guess",
+    ),
+)
+"""Older Envoys skip a field that they do not know. (Composite clusters are another matter: see `node`.)"""
+
 _GRPC = (
     "chains: a call that fails is not taken to the next tier",
     "static answers: the weight of the static tier goes to no one",
@@ -67,12 +86,21 @@ _GRPC = (
 """gRPC follows weights and health, and nothing else that is served here."""
 
 
-def lacks(*, capability: Capability, missing: Collection[str]) -> tuple[str, ...]:
+def numbers(version: str) -> tuple[int, int] | None:
+    """Return major and minor of a version that is written so; None for all others."""
+    found = re.match(r"(\d+)\.(\d+)", version)
+    return None if found is None else (int(found[1]), int(found[2]))
+
+
+def lacks(
+    *, capability: Capability, missing: Collection[str], version: str = ""
+) -> tuple[str, ...]:
     """Say in words what a proxy does without.
 
     Args:
         capability: What it is served.
         missing: Names of `EXTENSIONS` that are not among its extensions.
+        version: Its own; nothing is held against one that cannot be read.
     """
     if capability is Capability.GRPC:
         return _GRPC
@@ -81,4 +109,8 @@ def lacks(*, capability: Capability, missing: Collection[str]) -> tuple[str, ...
         absent.add(COMPOSITE)  # also where it has one that stops at members without an endpoint
     else:
         absent.discard("envoy.clusters.aggregate")
-    return tuple(f"{each.name}: {each.gives}" for each in EXTENSIONS if each.name in absent)
+    told = numbers(version)
+    too_new = [] if told is None else [each for each in NOVELTIES if told < each.since]
+    found: list[Extension | Novelty] = [each for each in EXTENSIONS if each.name in absent]
+    found += [each for each in too_new if each.name not in absent]
+    return tuple(f"{each.name}: {each.gives}" for each in found)

@@ -5,12 +5,11 @@ Envoy lists every extension compiled into it, about 400 of them, in its node; on
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection
 from dataclasses import dataclass
 
 from xds_server.resources.capability import Capability
-from xds_server.xds.features import COMPOSITE, lacks
+from xds_server.xds.features import COMPOSITE, lacks, numbers
 
 MAX_NODE_ID_BYTES = 1024
 """Istio's ids (type~ip~pod.namespace~domain) stay under 600: two DNS names of 253 characters each."""
@@ -66,7 +65,7 @@ def describe(
         raise BadNodeError(f"node.id {node_id!a} has control characters: expected text")
     composite = COMPOSITE not in missing and _skips_empty_members(version)
     capability = _capability(agent, composite=composite)
-    without = lacks(capability=capability, missing=missing)
+    without = lacks(capability=capability, missing=missing, version=version)
     return Proxy(node_id, cluster, agent, version, capability, without)
 
 
@@ -81,5 +80,5 @@ def _skips_empty_members(version: str) -> bool:
 
     A version that is not told does not speak against the extension that is.
     """
-    numbers = re.match(r"(\d+)\.(\d+)", version)
-    return numbers is None or (int(numbers[1]), int(numbers[2])) >= COMPOSITE_SINCE
+    told = numbers(version)
+    return told is None or told >= COMPOSITE_SINCE
