@@ -199,3 +199,24 @@ async def test_an_instance_that_left_the_fleet_gets_nothing_though_its_check_pas
             assert snapshot.of_type(kind).version == lab.ads.snapshot.of_type(kind).version
         lab.ads.set(snapshot)
         await one.shows({B: 60})
+
+
+async def test_a_stream_outlives_the_check_that_takes_its_endpoint_out_and_brings_it_back(tmp_path):
+    async with checked(tmp_path) as one:
+        for engine in one.lab.tiers[0]:
+            engine.chunks, engine.pause_s = 30, 0.1
+        running = [asyncio.create_task(one.lab.ask(stream=True)) for _ in range(4)]
+
+        async def both_stream():
+            return all(engine.requests for engine in one.lab.tiers[0])
+
+        await one.lab.envoy.until(both_stream)
+        one.lab.big.health_mode = "503"
+        await one.is_out()
+        one.lab.plan(weights={A: 100})
+        one.lab.big.health_mode = "ok"
+        await one.is_out(out=False)
+        assert not all(task.done() for task in running)
+        for answer in await asyncio.gather(*running):
+            assert len(answer.events) == 31
+            assert answer.events[-1] == "[DONE]"
