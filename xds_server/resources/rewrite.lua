@@ -84,7 +84,10 @@ local function rewritten(text, told, completes)
     if at == nil then
       return false
     end
-    local key = at - start <= KEY_LONGEST + 1 and unescaped(sub(text, start, at - 2))
+    local first, key = byte(text, start), nil
+    if (first == 109 or first == 92) and at - start <= KEY_LONGEST + 1 then -- all keys of interest begin with m
+      key = unescaped(sub(text, start, at - 2))
+    end
     at, c = after_space(text, at)
     if c ~= 58 then
       return false
