@@ -26,6 +26,7 @@ NAMES = (
     "fanout",
     "storm",
     "telemetry",
+    "evidence",
     "combined",
     "slow_clients",
     "idle",

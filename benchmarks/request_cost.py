@@ -204,8 +204,13 @@ def fleet(kind: str, port: int) -> str:
     return yaml.safe_dump(document)
 
 
-PLAIN: dict[str, Any] = {"policy": {"failures": {"answer_timeout_s": None, "static_on_5xx": False}}}
-"""Every option off that needs a filter."""
+PLAIN: dict[str, Any] = {
+    "policy": {
+        "failures": {"answer_timeout_s": None, "static_on_5xx": False},
+        "evidence": {"access_log": False},
+    }
+}
+"""Every option off that needs a filter, and the log of requests."""
 
 
 def request(prompt_bytes: int) -> bytes:
