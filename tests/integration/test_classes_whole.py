@@ -91,7 +91,7 @@ async def test_the_shares_of_classes_are_learned_from_proxies_and_kept(tmp_path)
                 assert await envoy.rejected() == {}
 
                 # Another class at run time: nothing is cut, what was learned stays.
-                engine.chunks, engine.pause_s = 40, 0.1
+                engine.chunks, engine.pause_s = 20, 0.1
                 async with session.post(
                     f"{base}/chat/completions", json={"model": "chat", "stream": True}
                 ) as stream:
