@@ -109,6 +109,12 @@ local function value_of(text, start, at, c)
   return number, true
 end
 
+-- The first bytes of keys of interest, escaped or not: other keys are not made into strings.
+local FIRST = { [92] = true }
+for key in pairs(READ) do
+  FIRST[byte(key)] = true
+end
+
 -- Puts the facts that are wanted into `facts`; returns whether the body can be read. Of a key that is there
 -- twice the last counts, as for engines.
 local function read(text, facts)
@@ -127,7 +133,10 @@ local function read(text, facts)
     if at == nil then
       return false
     end
-    local key = at - start <= KEY_LONGEST + 1 and unescaped(sub(text, start, at - 2))
+    local key = nil
+    if FIRST[byte(text, start)] and at - start <= KEY_LONGEST + 1 then
+      key = unescaped(sub(text, start, at - 2))
+    end
     at, c = after_space(text, at)
     if c ~= 58 then
       return false
