@@ -27,6 +27,7 @@ OLD = {
             "envoy.filters.http.header_to_metadata",
             "envoy.filters.http.custom_response",
             "envoy.filters.http.local_ratelimit",
+            "envoy.access_loggers.http_grpc",
         )
     ],
 }

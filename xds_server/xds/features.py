@@ -49,21 +49,25 @@ EXTENSIONS = (
         "x-served-model and the other headers of the truth: clusters are refused",
     ),
     Extension(
+        "envoy.filters.http.lua",
+        "what bodies say, and bodies rewritten for the tier: listeners and clusters are refused where "
+        "that is needed",
+    ),
+    Extension(
         "envoy.filters.http.custom_response",
         "the last net and honest errors for x-no-fallback: the listener is refused unless "
         "policy.failures.static_on_5xx is false",
     ),
     Extension(
         "envoy.filters.http.header_to_metadata",
-        "the last net, and static answers by class or language: listeners are refused where they are used",
-    ),
-    Extension(
-        "envoy.filters.http.lua",
-        "static answers, what a body says of stream, model and max_tokens: listeners are refused; "
-        "bodies rewritten for the tier: clusters are refused where a tier serves another name",
+        "paths told apart by the last net and the static tier: the listeners are refused",
     ),
     Extension(
         "envoy.filters.http.local_ratelimit", "limits: the listener is refused where there are any"
+    ),
+    Extension(
+        "envoy.access_loggers.http_grpc",
+        "evidence of requests: the listener is refused unless policy.evidence.access_log is false",
     ),
 )
 """What official Envoys of the last years all have, but for the first; smaller builds may not."""
