@@ -67,6 +67,7 @@ class LimitsLab:
         big: ScriptedEngine,
         small: ScriptedEngine,
         session: aiohttp.ClientSession,
+        capability: Capability,
     ) -> None:
         self.topology = topology
         self.cache = cache
@@ -77,7 +78,7 @@ class LimitsLab:
         self.envoys: dict[str, RealEnvoy] = {}
         self.ports: dict[str, int] = {}
         self.divider: LimitDivider | None = None
-        self.builder = SnapshotBuilder(topology, policy, Capability.COMPOSITE)
+        self.builder = SnapshotBuilder(topology, policy, capability)
 
     def plan(self, split: Sequence[int] | None = None, **numbers: Any) -> None:
         """Push a plan; see `tests.fakes.plans.a_model_plan`."""
@@ -131,12 +132,14 @@ async def limits_lab(
     admission: AdmissionPolicy | None = None,
     echo: EchoEngine | None = None,
     divided: bool = False,
+    capability: Capability = Capability.COMPOSITE,
     proxies: Sequence[str] = ("one",),
     delta: bool = False,
 ) -> AsyncIterator[LimitsLab]:
     """Run a chain of a 70B, an 8B and a static answer with limits, behind one proxy per name.
 
     With `echo`, that engine is the 70B. `divided`: the proxies share the limits.
+    `capability` says what the Envoy shall get, whatever it could.
     """
     policy = Policy(
         failures=FailurePolicy(header_timeout_s=1.0, answer_timeout_s=None),
@@ -173,6 +176,7 @@ async def limits_lab(
             big=big,
             small=small,
             session=session,
+            capability=capability,
         )
         if divided:
             lab.divider = LimitDivider(

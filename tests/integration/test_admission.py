@@ -7,11 +7,17 @@ import time
 from pathlib import Path
 
 import pytest
+from envoy.config.core.v3.extension_pb2 import TypedExtensionConfig
+from envoy.extensions.filters.http.local_ratelimit.v3.local_rate_limit_pb2 import LocalRateLimit
 
 from tests.fakes.envoy import eventually
 from tests.fakes.limits_lab import JSON, limits_lab
+from tests.fakes.plans import a_plan
 from xds_server.core.limits import Limit
 from xds_server.core.policy import AdmissionPolicy
+from xds_server.resources.capability import Capability
+from xds_server.resources.snapshot import EXTENSION_CONFIG, Resource, Snapshot, TypeSnapshot
+from xds_server.xds.syncz import SyncState, TypeStatus
 
 pytestmark = pytest.mark.envoy
 
@@ -35,9 +41,12 @@ async def test_a_model_admits_no_more_tokens_than_its_limit(tmp_path: Path, delt
         assert refused.headers["x-degrade-reason"] == "rate_limited"
 
 
-async def test_what_is_over_a_tiers_limit_goes_on_to_the_static_answer(tmp_path: Path) -> None:
+@pytest.mark.parametrize("capability", [Capability.COMPOSITE, Capability.AGGREGATE])
+async def test_what_is_over_a_tiers_limit_goes_on_to_the_static_answer(
+    tmp_path: Path, capability: Capability
+) -> None:
     limit, policy = Limit(tokens_per_second=10), bucket_of(10, tokens=500)
-    async with limits_lab(tmp_path, fallback=limit, admission=policy) as lab:
+    async with limits_lab(tmp_path, fallback=limit, admission=policy, capability=capability) as lab:
         lab.big.mode = "500"
         replies = [await lab.ask(b'{"max_tokens": 90}') for _ in range(8)]
         assert [each.status for each in replies] == [200] * 8
@@ -159,3 +168,41 @@ async def test_an_engine_that_says_not_now_is_never_ejected(tmp_path: Path, stat
             await lab.ask()
         assert lab.big.requests == 8 + 1 + 3
         assert await lab.is_ejected("primary")
+
+
+async def test_a_refused_limiter_is_named_and_the_last_good_one_keeps_limiting(
+    tmp_path: Path,
+) -> None:
+    limit, policy = Limit(tokens_per_second=10), bucket_of(10, tokens=500)
+    async with limits_lab(tmp_path, limit=limit, fallback=limit, admission=policy) as lab:
+        assert [(await lab.ask(b'{"max_tokens": 90}')).status for _ in range(5)] == [200] * 5
+        good = lab.builder.build(a_plan(lab.topology))
+        limiters = dict(good.of_type(EXTENSION_CONFIG).resources)
+        bad = TypedExtensionConfig.FromString(limiters["limits"].body)
+        config = LocalRateLimit.FromString(bad.typed_config.value)
+        config.stat_prefix = ""
+        bad.typed_config.value = config.SerializeToString()
+        limiters["limits"] = Resource.of("limits", bad.SerializeToString())
+        types = {**good.types, EXTENSION_CONFIG: TypeSnapshot(EXTENSION_CONFIG, limiters)}
+        lab.cache.publish(Capability.COMPOSITE, Snapshot(types))
+
+        async def refused() -> TypeStatus | None:
+            types = lab.xds.status()[0].types
+            return next((each for each in types if each.state is SyncState.ERROR), None)
+
+        status = await eventually(refused, what="a refusal")
+        assert status is not None
+        assert status.type_url == EXTENSION_CONFIG
+        assert status.error_names == ("limits",)
+        assert "StatPrefix" in status.error
+        assert (await lab.ask(b'{"max_tokens": 90}')).status == 429
+
+
+async def test_a_request_over_the_limit_does_not_cost_its_connection(tmp_path: Path) -> None:
+    limit, policy = Limit(requests_per_second=0.001), bucket_of(0.001, tokens=1)
+    async with limits_lab(tmp_path, limit=limit, admission=policy) as lab:
+        replies = [await lab.ask(b'{"p": "%b"}' % (b"x" * 200_000)) for _ in range(4)]
+        assert [each.status for each in replies] == [200, 429, 429, 429]
+        assert not any("connection" in each.headers for each in replies)
+        total = await lab.envoys["one"].stat("http.llm.downstream_cx_total")
+        assert total == 1

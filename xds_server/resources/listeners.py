@@ -88,7 +88,8 @@ def _readings(topology: Topology, failures: FailurePolicy) -> Iterator[Reading]:
     """Yield what the parts of the configuration need to know of a request's body."""
     yield from model_readings(topology.models)
     # A rejection before the body was read would close the connection.
-    if failures.answer_timeout_s is not None or sheds_any(topology.classes):
+    rejects = sheds_any(topology.classes) or limits_clients(topology)
+    if failures.answer_timeout_s is not None or rejects:
         yield STREAM
 
 

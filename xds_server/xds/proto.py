@@ -10,6 +10,7 @@ from typing import Any
 from envoy.service.cluster.v3 import cds_pb2
 from envoy.service.discovery.v3 import ads_pb2, discovery_pb2
 from envoy.service.endpoint.v3 import eds_pb2
+from envoy.service.extension.v3 import config_discovery_pb2
 from envoy.service.listener.v3 import lds_pb2
 from envoy.service.route.v3 import rds_pb2
 from envoy.service.status.v3 import csds_pb2
@@ -20,7 +21,7 @@ from xds_server.xds.features import COMPOSITE, EXTENSIONS
 from xds_server.xds.node import Proxy, describe
 from xds_server.xds.requests import DeltaRequest, SotwRequest
 
-SERVICE_FILES = (ads_pb2, cds_pb2, csds_pb2, eds_pb2, lds_pb2, rds_pb2)
+SERVICE_FILES = (ads_pb2, cds_pb2, config_discovery_pb2, csds_pb2, eds_pb2, lds_pb2, rds_pb2)
 """Loaded so that server reflection can describe the services, which are handlers of bytes."""
 
 MAX_CACHED_REQUEST_BYTES = 8192

@@ -11,7 +11,14 @@ from typing import Any
 import grpc
 
 from xds_server.resources.capability import Capability
-from xds_server.resources.snapshot import CLUSTER, ENDPOINT, LISTENER, ROUTE, Snapshot
+from xds_server.resources.snapshot import (
+    CLUSTER,
+    ENDPOINT,
+    EXTENSION_CONFIG,
+    LISTENER,
+    ROUTE,
+    Snapshot,
+)
 from xds_server.xds.answer import Protocol
 from xds_server.xds.cache import SnapshotCache
 from xds_server.xds.csds import CSDS_SERVICE, csds_handler
@@ -43,6 +50,10 @@ SERVICES: dict[str, dict[str, tuple[Protocol, str | None]]] = {
     "envoy.service.route.v3.RouteDiscoveryService": {
         "StreamRoutes": (Protocol.SOTW, ROUTE),
         "DeltaRoutes": (Protocol.DELTA, ROUTE),
+    },
+    "envoy.service.extension.v3.ExtensionConfigDiscoveryService": {
+        "StreamExtensionConfigs": (Protocol.SOTW, EXTENSION_CONFIG),
+        "DeltaExtensionConfigs": (Protocol.DELTA, EXTENSION_CONFIG),
     },
 }
 """Every discovery service with its methods: protocol and, unless aggregated, the one type."""
