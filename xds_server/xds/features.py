@@ -50,8 +50,8 @@ EXTENSIONS = (
     ),
     Extension(
         "envoy.filters.http.lua",
-        "what bodies say, and bodies rewritten for the tier: listeners and clusters are refused where "
-        "that is needed",
+        "static answers, what a body says of stream, model and max_tokens: listeners are refused; "
+        "bodies rewritten for the tier: clusters are refused where a tier serves another name",
     ),
     Extension(
         "envoy.filters.http.custom_response",
@@ -60,7 +60,7 @@ EXTENSIONS = (
     ),
     Extension(
         "envoy.filters.http.header_to_metadata",
-        "paths told apart by the last net and the static tier: the listeners are refused",
+        "the last net, and static answers by class or language: listeners are refused where they are used",
     ),
     Extension(
         "envoy.filters.http.local_ratelimit", "limits: the listener is refused where there are any"
