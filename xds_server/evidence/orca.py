@@ -65,13 +65,13 @@ class Counts:
     """What all proxies together did with one instance."""
 
     def __init__(self) -> None:
-        self.ended = 0
-        """Requests that ended, since this object was made."""
+        self.completed = 0
+        """Requests that ended well, since this object was made. An engine that fails fast has no capacity for it."""
         self._in_progress: dict[object, int] = {}
 
     def add(self, source: object, load: EndpointLoad) -> None:
         """Take one proxy's interval in."""
-        self.ended += load.succeeded + load.failed
+        self.completed += load.succeeded
         if load.in_progress:
             self._in_progress[source] = load.in_progress
         else:
@@ -130,7 +130,7 @@ class StandIn:
         if counts is not None:
             # Proxies do not know which of theirs wait inside the engine.
             running = max(0.0, counts.in_progress - (report.waiting or 0.0))
-            finished = float(counts.ended)
+            finished = float(counts.completed)
         engine = EngineFacts(
             state=EngineState.UP,
             detail=f"mean of {report.answers} load reports",
