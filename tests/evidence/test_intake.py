@@ -112,6 +112,21 @@ CASES = [
         id="a stream that was cut after a 200",
     ),
     pytest.param(
+        [an_entry(errored=True)],
+        {("chat", "", "primary", "broken"): 1},
+        {("primary-0", "broken"): 1},
+        id="a stream that ended in an error event",
+    ),
+    pytest.param(
+        [
+            failed(status=200, flags=["upstream_remote_reset"]),
+            an_entry(errored=True, flags=["upstream_remote_reset"], details="upstream_reset"),
+        ],
+        {("chat", "", "primary", "broken"): 1},
+        {("primary-0", "broken"): 1},
+        id="an error event and a cut are one failure",
+    ),
+    pytest.param(
         [
             an_entry(
                 None, cluster="chat/primary", status=503, served="", attempts=1,

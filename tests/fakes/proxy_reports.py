@@ -25,6 +25,7 @@ def an_entry(
     details: str = "via_upstream",
     served: str = "big",
     tokens: str = "",
+    errored: bool = False,
     **headers: str,
 ) -> HTTPAccessLogEntry:
     """Return an entry with what a real one has besides; underscores in header names become dashes."""
@@ -54,6 +55,8 @@ def an_entry(
     entry.request.user_agent = "openai-python"
     entry.request.request_id = "6cfb2bd3-34be-44b2-b9d0-5d2c1d3f8e0a"
     entry.response.response_code_details = details
+    if errored:
+        common.metadata.filter_metadata["llm"].fields["stream_error"].bool_value = True
     if tokens:
         fields = common.metadata.filter_metadata["llm"].fields
         fields["tokens"].string_value = tokens

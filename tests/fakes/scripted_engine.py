@@ -24,6 +24,8 @@ class ScriptedEngine:
     """Between chunks of a stream."""
     cut_after: int | None = None
     """A stream breaks off after this many chunks."""
+    error_event: bool = False
+    """A stream ends in an error event, as vLLM's when its engine process dies."""
     plain_s: float = 0.0
     """How long a request that does not stream takes; its headers come at the end."""
     headers: dict[str, str] = field(default_factory=dict)
@@ -95,6 +97,9 @@ class ScriptedEngine:
             if index + 1 == self.cut_after:
                 return _reset(request)
             await asyncio.sleep(self.pause_s)
+        if self.error_event:
+            error = {"error": {"message": "EngineDeadError", "code": 500}}
+            await response.write(f"data: {json.dumps(error)}\n\n".encode())
         await response.write(b"data: [DONE]\n\n")
         return response
 

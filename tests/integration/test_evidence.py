@@ -269,6 +269,20 @@ async def test_streams_that_break_after_a_200_count_though_envoy_itself_counts_n
         assert await made.envoy.stat("cluster.chat/primary.outlier_detection.ejections_total") == 0
 
 
+async def test_streams_that_end_in_an_error_event_count_where_proxies_look_into_streams(tmp_path):
+    async with lab(tmp_path, evidence={"stream_errors": True}) as made:
+        answer = await made.ask(stream=True)
+        assert answer.headers["x-served-model"] == "big"
+        made.big.error_event = True
+        for _ in range(3):
+            answer = await made.ask(stream=True)
+            assert (answer.status, answer.headers["x-served-model"]) == (200, "big")
+            assert "EngineDeadError" in await answer.text()
+        down = await made.server.event("instance_down", instance="a")
+        assert "3 in a row: 3 broken" in down["reason"]
+        assert await made.envoy.rejected() == {}
+
+
 async def test_a_proxy_that_calls_the_control_plane_otherwise_serves_and_logs_nothing(tmp_path):
     async with lab(tmp_path, bootstrap_as="their-own-name") as made:
         for _ in range(5):

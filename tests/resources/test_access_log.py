@@ -69,6 +69,19 @@ def test_the_switch_leaves_nothing_of_it(capability):
     assert "upstream_log" not in json.dumps(page)
 
 
+@pytest.mark.parametrize(
+    ("changes", "is_there"),
+    [
+        pytest.param({}, False, id="by default"),
+        pytest.param({"stream_errors": True}, True, id="asked for"),
+        pytest.param({"stream_errors": True, "access_log": False}, False, id="nobody to tell"),
+    ],
+)
+def test_streams_are_looked_into_only_where_it_is_asked_for(changes, is_there):
+    _, body = listener(Capability.COMPOSITE, **changes)
+    assert (b"sse_to_metadata" in body) is is_there
+
+
 def test_proxyless_grpc_clients_get_no_log():
     topology = a_topology()
     snapshot = SnapshotBuilder(topology, Policy(), Capability.GRPC).build(a_plan(topology))

@@ -241,6 +241,9 @@ class EvidencePolicy:
     access_log: bool = True
     """Proxies send one log entry per request, and one per failed attempt, to the cluster named `xds` of their
     bootstrap, as `xds-server bootstrap` prints it; where that is called otherwise they serve, and send none."""
+    stream_errors: bool = False
+    """Proxies read every event of every stream, so that one that ends in an error event after its 200 counts
+    as a failure. vLLM sends such when its engine process dies."""
     flush_s: float = 0.2
     """How long a proxy collects entries before it sends them."""
     load_report_s: float = 1.0

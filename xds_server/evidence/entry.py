@@ -34,9 +34,11 @@ class Entry(NamedTuple):
     downgraded: bool
     reason: str
     template: str
+    """Which static answer it was, if it was one."""
     tokens: float = 0.0
     """What the request might cost; 0 where that is not counted."""
-    """Which static answer it was, if it was one."""
+    errored: bool = False
+    """Whether an event of its stream was an error; only where proxies look into streams."""
 
 
 class LogMessage(NamedTuple):

@@ -119,6 +119,9 @@ class Intake:
             return
         model, request_class = key
         ended = outcome(entry.status, entry.flags)
+        is_told = ended in _TOLD_BY_ATTEMPTS
+        if entry.errored and ended is Outcome.OK:
+            ended = Outcome.BROKEN  # The router does not see what is in a stream.
         tier = self._places.answered_by(model, cluster=entry.cluster, served=entry.served)
         is_limited = entry.status == 429 and not entry.attempts
         self._tally.add(
@@ -130,7 +133,8 @@ class Intake:
             self._classes.setdefault(model, Counter())[ClassName(request_class)] += 1
         if not is_limited:
             self._answered(entry, tier, now, key=key)
-        self._last_attempt(entry, ended, tier, now)
+        if not is_told:
+            self._last_attempt(entry, ended, tier, now)
 
     def _answered(
         self, entry: Entry, tier: TierPlace | None, now: float, *, key: tuple[ModelName, str]
@@ -158,8 +162,8 @@ class Intake:
     def _last_attempt(
         self, entry: Entry, ended: Outcome, tier: TierPlace | None, now: float
     ) -> None:
-        """Count the attempt that a request's entry speaks for, unless it failed: then it has its own."""
-        if entry.address is None or ended in _TOLD_BY_ATTEMPTS:
+        """Count the attempt that a request's entry speaks for; a failed one has an entry of its own."""
+        if entry.address is None:
             return
         if not entry.via_upstream and ended is not Outcome.ABORTED:
             return

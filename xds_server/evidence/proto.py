@@ -20,6 +20,7 @@ from xds_server.evidence.entry import (
 )
 from xds_server.resources.headers import DEGRADE_REASON, DOWNGRADED, SERVED_MODEL, STATIC_TEMPLATE
 from xds_server.resources.names import METADATA
+from xds_server.resources.stream_errors import STREAM_ERROR
 from xds_server.resources.token_cost import TOKENS
 
 SERVICE_FILES = (als_pb2, lrs_pb2)
@@ -27,6 +28,10 @@ SERVICE_FILES = (als_pb2, lrs_pb2)
 
 _REQUEST = accesslog_pb2.AccessLogType.Value("DownstreamEnd")
 _ATTEMPT = accesslog_pb2.AccessLogType.Value("UpstreamEnd")
+
+
+MAX_DIGITS = 12
+"""A longer number of tokens is nobody's request."""
 
 
 class BadMessageError(ValueError):
@@ -110,6 +115,7 @@ def _entry(message: Any, *, is_request: bool) -> Entry:
     started = _seconds(common, "time_to_first_upstream_tx_byte")
     first = _seconds(common, "time_to_first_upstream_rx_byte")
     last = _seconds(common, "time_to_last_upstream_rx_byte")
+    tokens, errored = _facts(common.metadata) if is_request else (0.0, False)
     return Entry(
         is_request,
         common.route_name,
@@ -126,17 +132,25 @@ def _entry(message: Any, *, is_request: bool) -> Entry:
         DOWNGRADED in headers,
         headers.get(DEGRADE_REASON, ""),
         headers.get(STATIC_TEMPLATE, ""),
-        _tokens(common.metadata) if is_request else 0.0,
+        tokens,
+        errored,
     )
 
 
-def _tokens(metadata: Any) -> float:
-    """Return what a request was counted as; the proxy sends its metadata along."""
+def _facts(metadata: Any) -> tuple[float, bool]:
+    """Return what a request was counted as, and whether its stream had an error event.
+
+    The proxy sends its metadata along.
+    """
     if METADATA not in metadata.filter_metadata:
-        return 0.0
+        return 0.0, False
     fields = metadata.filter_metadata[METADATA].fields
     text: str = fields[TOKENS].string_value if TOKENS in fields else ""
-    return float(text) if text.isascii() and text.isdigit() else 0.0
+    is_number = text.isascii() and text.isdigit() and len(text) <= MAX_DIGITS
+    return (
+        float(text) if is_number else 0.0,
+        STREAM_ERROR in fields and fields[STREAM_ERROR].bool_value,
+    )
 
 
 def _ended(entries: Any) -> float | None:

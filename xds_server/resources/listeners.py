@@ -29,6 +29,7 @@ from xds_server.resources.request_facts import STREAM, Reading, facts_filters, m
 from xds_server.resources.rewrite import ROOM_BYTES
 from xds_server.resources.snapshot import Resource
 from xds_server.resources.static_tier import filter_chains, router, static_listener
+from xds_server.resources.stream_errors import stream_error_filters
 from xds_server.resources.tenants import tenant_filters
 from xds_server.resources.token_cost import counting
 
@@ -67,6 +68,7 @@ def author_listener(topology: Topology, policy: Policy) -> Any:
         *tenant_filters(topology.tenants),
         *([limiter_filter(LIMITS)] if limits_clients(topology) else []),
         *author_last_net(topology.models, policy.failures),
+        *stream_error_filters(policy.evidence),
     ]
     manager = typed.hcm.HttpConnectionManager(
         stat_prefix=LISTENER_NAME,
