@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -78,6 +78,8 @@ class LimitsLab:
         self.envoys: dict[str, RealEnvoy] = {}
         self.ports: dict[str, int] = {}
         self.divider: LimitDivider | None = None
+        self.start: Callable[[str], Awaitable[None]]
+        """Run one more proxy."""
         self.builder = SnapshotBuilder(topology, policy, capability)
 
     def plan(self, split: Sequence[int] | None = None, **numbers: Any) -> None:
@@ -189,13 +191,15 @@ async def limits_lab(
             dividing = asyncio.create_task(lab.divider.run(), name="limits")
             stack.callback(dividing.cancel)
         lab.plan()
-        for name in proxies:
+
+        async def start(name: str) -> None:
             config = bootstrap(
                 node_id=name, cluster="test", xds_host="127.0.0.1", xds_port=port, delta=delta
             )
-            lab.envoys[name] = await stack.enter_async_context(
-                running_envoy(config, directory / name)
-            )
-        for name, envoy in lab.envoys.items():
+            envoy = await stack.enter_async_context(running_envoy(config, directory / name))
+            lab.envoys[name] = envoy
             lab.ports[name] = await envoy.listener_port("llm")
+
+        lab.start = start
+        await asyncio.gather(*(start(name) for name in proxies))
         yield lab
