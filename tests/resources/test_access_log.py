@@ -82,6 +82,12 @@ def test_streams_are_looked_into_only_where_it_is_asked_for(changes, is_there):
     assert (b"sse_to_metadata" in body) is is_there
 
 
+def test_older_proxies_are_not_asked_to_look_into_streams():
+    page, body = listener(Capability.AGGREGATE, stream_errors=True)
+    assert b"sse_to_metadata" not in body
+    assert manager(page)["access_log"]
+
+
 def test_proxyless_grpc_clients_get_no_log():
     topology = a_topology()
     snapshot = SnapshotBuilder(topology, Policy(), Capability.GRPC).build(a_plan(topology))

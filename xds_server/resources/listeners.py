@@ -29,7 +29,7 @@ from xds_server.resources.request_facts import STREAM, Reading, facts_filters, m
 from xds_server.resources.rewrite import ROOM_BYTES
 from xds_server.resources.snapshot import Resource
 from xds_server.resources.static_tier import filter_chains, router, static_listener
-from xds_server.resources.stream_errors import stream_error_filters
+from xds_server.resources.stream_errors import stream_error_filters, understood
 from xds_server.resources.tenants import tenant_filters
 from xds_server.resources.token_cost import counting
 
@@ -44,7 +44,7 @@ def listener_resources(
         for name in dict.fromkeys([LISTENER_NAME, *exact]):
             yield _resource(name, author_api_listener(name))
         return
-    yield _resource(LISTENER_NAME, author_listener(topology, policy))
+    yield _resource(LISTENER_NAME, author_listener(topology, understood(policy, capability)))
     for model in topology.models:
         for tier in model.tiers:
             if tier.is_static:

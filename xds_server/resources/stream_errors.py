@@ -7,9 +7,11 @@ in the chain only where it is asked for.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
-from xds_server.core.policy import EvidencePolicy
+from xds_server.core.policy import EvidencePolicy, Policy
+from xds_server.resources.capability import Capability
 from xds_server.resources.names import METADATA
 from xds_server.resources.proto import pack, typed
 
@@ -17,6 +19,13 @@ STREAM_ERROR = "stream_error"
 """Key of a request's metadata: an event of its stream had an `error`."""
 MAX_EVENT_BYTES = 8192
 """A longer event is passed on unread; an error is short."""
+
+
+def understood(policy: Policy, capability: Capability) -> Policy:
+    """Return the policy without what proxies of this kind refuse: older ones do not know the filter."""
+    if capability is Capability.COMPOSITE or not policy.evidence.stream_errors:
+        return policy
+    return replace(policy, evidence=replace(policy.evidence, stream_errors=False))
 
 
 def stream_error_filters(policy: EvidencePolicy) -> list[Any]:
