@@ -5,6 +5,7 @@ counted by the documented rule when it is answered by a model. Meanwhile weights
 
 * `alone`: one proxy has the whole limit;
 * `shared`: two proxies share it; then one is stopped, and a while later the other has all of it;
+* `changing`: a proxy comes a third of the way through, and the first one goes at two thirds;
 * `tier`: the first tier fails all the time, and the fallback has the limit: what it is given, sent or failed over.
 """
 
@@ -64,13 +65,20 @@ class Count:
 
 
 async def client(
-    lab: LimitsLab, count: Count, *, until: float, seed: int, proxy: str, served: tuple[str, ...]
+    lab: LimitsLab,
+    count: Count,
+    *,
+    until: float,
+    seed: int,
+    proxies: list[str],
+    served: tuple[str, ...],
 ) -> None:
     """Offer a client's part of three times the limit, from a moment of its own on."""
     draw = random.Random(seed)
     pause_s = CLIENTS / (OVERLOAD * LIMIT)
     await asyncio.sleep(draw.random())
     while (now := time.monotonic()) < until:
+        proxy = proxies[seed % len(proxies)]
         if draw.random() < 0.05:
             reply = await lab.ask(draw.choice(HIDDEN), proxy=proxy)
             count.slipped += reply.status != 400
@@ -105,14 +113,7 @@ async def offer(
     await asyncio.gather(
         push(),
         *(
-            client(
-                lab,
-                count,
-                until=until,
-                seed=seed,
-                proxy=proxies[seed % len(proxies)],
-                served=served,
-            )
+            client(lab, count, until=until, seed=seed, proxies=proxies, served=served)
             for seed in range(CLIENTS)
         ),
     )
@@ -157,6 +158,31 @@ async def _shared(folder: Path, seconds: float) -> dict[str, Any]:
         return {"both": both, "regained_s": round(regained_s, 1), "alone_after": after}
 
 
+async def _changing(folder: Path, seconds: float) -> dict[str, Any]:
+    async with limits_lab(
+        folder,
+        limit=Limit(tokens_per_second=LIMIT),
+        admission=POLICY,
+        proxies=("one",),
+        divided=True,
+    ) as lab:
+        proxies = ["one"]
+
+        async def change() -> None:
+            await asyncio.sleep(seconds / 3)
+            await lab.start("two")
+            proxies[:] = ["one", "two"]
+            await asyncio.sleep(seconds / 3)
+            proxies[:] = ["two"]
+            await asyncio.sleep(1.0)  # What is under way ends.
+            await lab.envoys["one"].stop()
+
+        changing = asyncio.create_task(change())
+        found = await offer(lab, seconds, proxies)
+        await changing
+        return found
+
+
 async def _tier(folder: Path, seconds: float) -> dict[str, Any]:
     limit = Limit(tokens_per_second=LIMIT)
     async with limits_lab(folder, fallback=limit, admission=POLICY) as lab:
@@ -168,7 +194,8 @@ def run(*, quick: bool) -> dict[str, Any]:
     """Run all parts."""
     seconds = 5.0 if quick else 30.0
     result: dict[str, Any] = {"limit_tokens_per_second": LIMIT, "clients": CLIENTS}
-    for name, part in (("alone", _alone), ("shared", _shared), ("tier", _tier)):
+    parts = {"alone": _alone, "shared": _shared, "changing": _changing, "tier": _tier}
+    for name, part in parts.items():
         with tempfile.TemporaryDirectory() as folder:
             result[name] = asyncio.run(part(Path(folder), seconds))
     runs = [
@@ -178,6 +205,9 @@ def run(*, quick: bool) -> dict[str, Any]:
         result["tier"],
     ]
     result["must"] = {
+        "never more than 5 % above, whoever comes and goes": (
+            result["changing"]["admitted_ratio"] <= 1.05
+        ),
         "admitted within 5 % of the limit": all(
             abs(each["admitted_ratio"] - 1) <= 0.05 for each in runs
         ),
