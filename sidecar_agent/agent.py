@@ -154,7 +154,7 @@ class Agent:
         if http is None or not asking.enabled:
             return None
         target = TokenTarget(
-            url=instance.url,
+            url=instance.probe_url or instance.url,
             deadline_s=asking.deadline_s,
             model=instance.probe_model,
             key_file=asking.api_key_file,

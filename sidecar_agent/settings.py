@@ -126,6 +126,8 @@ class InstanceSettings(_Strict):
     kv_capacity_tokens: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     metrics: dict[str, str] = Field(default_factory=dict)
     """Generic engine: fact name to exact sample name."""
+    probe_url: Annotated[str, AfterValidator(_url)] | None = None
+    """Where `token_probe` asks, if that is not `url`: Triton's metrics have a port of their own."""
     probe_model: Annotated[str, Field(max_length=256)] = ""
     """The engine's own name of its model, for `token_probe`; empty = the first of its /v1/models."""
     hang_s: Annotated[float, Field(ge=0, le=3600, allow_inf_nan=False)] = DEFAULT_HANG_S

@@ -157,6 +157,18 @@ instances:
         ("{control_plane: {address: '::1:80'}}", "expected brackets"),
         ("instances: [{name: a, url: 'http://h:x'}]", "expected a URL"),
         (
+            "instances: [{name: a, url: 'http://h:1', probe_url: 'h:2'}]",
+            "instances[0].probe_url: found 'h:2', expected an http or https URL",
+        ),
+        (
+            "{token_probe: {interval_s: 0.5}, instances: [{name: a, url: 'http://h:1'}]}",
+            "token_probe: expected deadline_s at most interval_s (0.5)",
+        ),
+        (
+            "{token_probe: {deadline_s: 0}, instances: [{name: a, url: 'http://h:1'}]}",
+            "token_probe.deadline_s: found 0, expected greater than 0",
+        ),
+        (
             "instances: [{name: 'a b/..', url: 'http://h:1'}]",
             "instances[0].name: found 'a b/..', expected a name: at most 63 letters",
         ),

@@ -128,7 +128,9 @@ async def test_the_running_agent_asks_by_itself_and_the_control_plane_hears_of_i
         url = f"http://127.0.0.1:{engine.port}"
         settings = Settings.model_validate(
             {
-                "instances": [{"name": "a", "url": url, "probe_model": "tiny"}],
+                "instances": [
+                    {"name": "a", "url": url, "probe_url": f"{url}/", "probe_model": "tiny"}
+                ],
                 "token_probe": {"enabled": True, "interval_s": 0.1, "deadline_s": 0.1},
                 "scrape": {"interval_s": 0.05},
                 "control_plane": {"address": server.address},
