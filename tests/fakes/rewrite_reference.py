@@ -120,9 +120,9 @@ def _asked(value: Any) -> int | None:
         text = match[1].replace("_", "") if match else None
     if text is None or len(text) > 300:
         return None
-    try:
-        number = Fraction(text)
-    except (ValueError, ZeroDivisionError):
+    try:  # what is no plain integer is a double to every reader, with a double's precision
+        number = Fraction(int(text) if text.lstrip("+-").isdigit() else float(text))
+    except (ValueError, OverflowError):
         return None
     if number.denominator != 1 or number > 10**300:
         return None
@@ -130,8 +130,8 @@ def _asked(value: Any) -> int | None:
 
 
 def _scaled(asked: int, scale: str) -> int:
-    if asked > 2**53:  # as exact as a double, which is what every number is to Lua
-        return int(float(asked) * float(scale))
+    if asked > 10**9:  # as exact as a double, which is what every number is to Lua
+        return int(float(asked) * float(scale) + 1e-9)
     return int(Fraction(scale) * asked // 1)
 
 

@@ -160,8 +160,10 @@ async def test_a_tier_that_serves_the_clients_name_gets_the_body_as_it_came(tmp_
             ]
         )
         proxy = await stack.enter_async_context(rewriting_proxy(tmp_path, a_topology(model)))
-        for body in (b'{"model": "chat-adapter-7"}', b"not JSON", b""):
-            assert (await proxy.ask(CHAT, body)).body == body
+        forged = {HEADER: 'forward 0.001 1 7 "forged"'}
+        for body in (b'{"model": "chat-adapter-7"}', b'{"max_tokens": 1000}', b"not JSON", b""):
+            assert (await proxy.ask(CHAT, body, **forged)).body == body
+            assert HEADER not in first.received[-1].headers
         first.status = 500
         assert (await proxy.ask(CHAT, ASKED)).body == ASKED.replace(b'"chat"', b'"llama-3-8b"')
 

@@ -84,6 +84,7 @@ BODIES = {
     "a limit of nothing": b'{"max_tokens":0}',
     "a limit that is not quite a double's": b'{"max_tokens":10000}',
     "a fraction as a limit": b'{"max_tokens":100.5}',
+    "a fraction that no double has": b'{"max_tokens":200000000000000.01}',
     "a limit with a point": b'{"max_tokens":100.0}',
     "a limit with an exponent": b'{"max_tokens":1e3,"max_completion_tokens":12.5E1}',
     "a limit in quotes": b'{"max_tokens":"100","max_completion_tokens":" +1_000 "}',

@@ -42,12 +42,9 @@ local function limit_of(value, c)
   return number >= 0 and number
 end
 
-local function shortened(asked, told)
+local function most_of(asked, told)
   local most = floor(asked * told.scale + 1e-9) -- 0.29 * 100 is less than 29
-  if most < told.least then
-    most = told.least
-  end
-  return most < asked and most or asked
+  return most < told.least and told.least or most
 end
 
 local function is_limited(limited)
@@ -109,7 +106,7 @@ local function rewritten(text, told, completes)
       local asked = limit_of(value, c)
       limited[key] = asked ~= false
       if asked then
-        local most = shortened(asked, told)
+        local most = most_of(asked, told)
         instead = most < asked and format("%.0f", most) or nil
       elseif asked == false then
         instead = value
@@ -185,8 +182,7 @@ function envoy_on_request(handle)
   path = told.absent and match(path, "^[^?]*")
   local new = rewritten(body:getBytes(0, length), told, path and sub(path, -12) == "/completions")
   if new then
-    body:setBytes(new)
-    set_length(handle, #new)
+    body:setBytes(new) -- and the length with it, envoyproxy/envoy#18989
   elseif new == false and told.refuses then
     handle:respond({ [":status"] = "400", ["content-type"] = "application/json" }, REFUSAL)
   end
