@@ -25,7 +25,12 @@ pytestmark = pytest.mark.envoy
 
 
 def document(
-    big: ScriptedEngine, small: ScriptedEngine, templates: list[Any], **policy: Any
+    big: ScriptedEngine,
+    small: ScriptedEngine,
+    *,
+    templates: list[Any],
+    limit: dict[str, Any],
+    **policy: Any,
 ) -> dict[str, Any]:
     def listed(name: str, engine: ScriptedEngine) -> list[dict[str, Any]]:
         return [{"name": name, "address": f"127.0.0.1:{engine.port}", "capacity": 10}]
@@ -36,7 +41,12 @@ def document(
             {
                 "name": "chat",
                 "tiers": [
-                    {"name": "primary", "serves": "big", "instances": listed("a", big)},
+                    {
+                        "name": "primary",
+                        "serves": "big",
+                        "instances": listed("a", big),
+                        "limit": limit,
+                    },
                     {"name": "fallback", "serves": "small", "instances": listed("b", small)},
                     {
                         "name": "static",
@@ -77,6 +87,7 @@ async def lab(
     bootstrap_as: str = CONTROL_PLANE,
     more: dict[str, Any] | None = None,
     templates: list[Any] | None = None,
+    limit: dict[str, Any] | None = None,
     **policy: Any,
 ):
     """Run everything.
@@ -86,6 +97,7 @@ async def lab(
         bootstrap_as: What the proxy's bootstrap calls the cluster of the control plane.
         more: More of the configuration.
         templates: Of the static answer.
+        limit: Of the primary tier.
         policy: Sections of the policy.
     """
     config = tmp_path / "config.yaml"
@@ -97,7 +109,8 @@ async def lab(
         made = Lab(big, small)
         made.session = session
         made.config = config
-        written = document(big, small, templates or [], **policy) | (more or {})
+        written = document(big, small, templates=templates or [], limit=limit or {}, **policy)
+        written |= more or {}
         config.write_text(yaml.safe_dump(written))
         async with running_server(config, tmp_path / "state", ["--grace-s", "0"]) as server:
             made.server = server
@@ -339,5 +352,30 @@ async def test_classes_and_templates_are_labels(tmp_path):
             'fleet_static_answers_total{class="rest",model="chat",template="default"} 1.0',
             'fleet_degraded_request_ratio{class="core",model="chat"} 0.0',
             'fleet_degraded_request_ratio{class="rest",model="chat"} 1.0',
+        ):
+            assert line in text
+
+
+async def test_a_tier_that_is_entered_through_a_gate_is_seen_like_any_other(tmp_path):
+    async with lab(tmp_path, limit={"requests_per_second": 1000}) as made:
+        for _ in range(4):
+            assert (await made.ask()).headers["x-served-model"] == "big"
+        made.big.mode = "500"
+        for _ in range(3):
+            assert (await made.ask()).headers["x-served-model"] == "small"
+        down = await made.server.event("instance_down", instance="a")
+        assert "3 in a row: 3 error" in down["reason"]
+
+        async def seen() -> bool:
+            return await made.server.metric("fleet_requests_total") == 7
+
+        await eventually(seen, what="every request", timeout_s=5)
+        _, text = await made.server.get("/metrics")
+        for line in (
+            'fleet_requests_total{class="",model="chat",outcome="ok",tier="primary"} 4.0',
+            'fleet_requests_total{class="",model="chat",outcome="ok",tier="fallback"} 3.0',
+            'instance="a",model="chat",outcome="ok",tier="primary"} 4.0',
+            'instance="a",model="chat",outcome="error",tier="primary"} 3.0',
+            'fleet_retry_amplification_ratio{class="",model="chat"} 1.4285714285714286',
         ):
             assert line in text
