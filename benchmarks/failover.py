@@ -105,7 +105,7 @@ def is_whole(answer: Answer, *, stream: bool) -> bool:
     """Whether an answer is complete in the form that was asked for."""
     if stream:
         return answer.text.endswith("data: [DONE]\n\n")
-    return bool(json.loads(answer.text)["choices"])
+    return "choices" in json.loads(answer.text)
 
 
 async def ways_down(folder: Path, requests: int) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -47,11 +48,15 @@ class ScriptedEngine:
     """In place of the answer of a request that does not stream."""
     bytes_received: int = 0
     _site: web.TCPSite | None = None
+    _kept: socket.socket | None = None
 
     async def stop_listening(self) -> None:
-        """Refuse connections from now on."""
+        """Refuse connections from now on; the port stays taken, or somebody else might answer there."""
         assert self._site is not None
         await self._site.stop()
+        self._kept = socket.socket()
+        self._kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self._kept.bind(("127.0.0.1", self.port))
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         body = await request.read()
@@ -125,3 +130,5 @@ async def scripted_engine(engine: ScriptedEngine) -> AsyncIterator[ScriptedEngin
         yield engine
     finally:
         await runner.cleanup()
+        if engine._kept is not None:
+            engine._kept.close()
