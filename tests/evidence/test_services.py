@@ -87,6 +87,26 @@ async def test_a_bad_log_stream_is_refused_and_counted_and_another_goes_on(
     good.cancel()
 
 
+async def test_more_streams_than_can_be_served_are_refused(served, monkeypatch):
+    monkeypatch.setattr(services, "MAX_STREAMS", 1)
+    call = served.logs()
+    await call.write(a_log(node="edge-1"))
+    await until(lambda: served.server.streams == 1)
+    assert await code_of(served.logs()) is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert await code_of(served.loads()) is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert served.refused("streams") == 2
+    call.cancel()
+
+
+async def test_many_refusals_are_counted_each_and_logged_once_a_second(served, capsys):
+    for _ in range(5):
+        call = served.logs()
+        await call.write(b"\xff")
+        assert await code_of(call) is grpc.StatusCode.INVALID_ARGUMENT
+    assert served.refused("bad_message") == 5
+    assert capsys.readouterr().out.count("evidence_refused") == 1
+
+
 async def test_a_stream_that_turns_bad_keeps_what_it_said_before(served):
     call = served.logs()
     await call.write(a_log(an_entry(), node="edge-1"))
@@ -220,7 +240,7 @@ async def test_another_topology_is_asked_for_at_the_next_report(served):
 
 
 async def test_with_many_proxies_each_reports_less_often(served, monkeypatch):
-    monkeypatch.setattr(services, "REPORTS_PER_S", 2.0)
+    monkeypatch.setattr(services, "LOADS_PER_S", 20.0)
     calls, intervals = [], []
     for _ in range(9):
         call = served.loads()
@@ -231,6 +251,17 @@ async def test_with_many_proxies_each_reports_less_often(served, monkeypatch):
     for call in calls:
         call.cancel()
     await until(lambda: served.server.streams == 0)
+
+
+async def test_long_reports_are_asked_for_less_often(served, monkeypatch):
+    monkeypatch.setattr(services, "LOADS_PER_S", 20.0)
+    monkeypatch.setattr(services, "FORGETS", 1.0)
+    call = served.loads()
+    await call.write(a_load(node="edge-1"))
+    await read(call)
+    await call.write(a_load(*((8001, 1, 1, 0, 0) for _ in range(25))))
+    assert (await read(call)).load_reporting_interval.ToTimedelta().total_seconds() == 2.0
+    call.cancel()
 
 
 @pytest.mark.parametrize(

@@ -247,7 +247,8 @@ class EvidencePolicy:
     flush_s: float = 0.2
     """How long a proxy collects entries before it sends them."""
     load_report_s: float = 1.0
-    """How often a proxy reports its load per endpoint; less often with more than a hundred proxies."""
+    """How often a proxy reports its load per endpoint; less often where many proxies or endpoints would make
+    the reports more than the control plane can read beside its work."""
     entries_per_second: float = 20_000.0
     """What the control plane reads, a message counting as ten entries; of more, proxies drop the rest, so
     that nothing else has to wait. This much kept half a core busy. With more than 300 busy workers of

@@ -44,8 +44,16 @@ KNOWN_WITHIN_S = 10.0
 """How long a proxy may take to be known by its xDS stream. After a restart of this server its logs may be
 first; and who is refused at once comes back at once."""
 KNOWN_STEP_S = 0.25
-REPORTS_PER_S = 100.0
-"""Load reports of all proxies together; with more proxies each reports less often."""
+MAX_STREAMS = 50_000
+"""Of both kinds; more are refused with RESOURCE_EXHAUSTED."""
+SAY_EVERY_S = 1.0
+"""Refusals are counted each, but logged at most this often."""
+REPORT_COST = 10.0
+"""What a load report costs, in endpoints; one costs 27 us."""
+LOADS_PER_S = 5000.0
+"""Endpoints in the load reports of all proxies together; with more each proxy reports less often."""
+FORGETS = 0.02
+"""Weight of a report in the mean number of endpoints."""
 
 
 class EvidenceServer:
@@ -82,6 +90,9 @@ class EvidenceServer:
         self._budget = Budget(clock)
         self._log_streams = 0
         self._load_streams = 0
+        self._endpoints = 0.0
+        """Mean number of endpoints in a load report."""
+        self._say_at = float("-inf")
         self._log = logs.get("evidence")
 
     def handlers(self) -> list[grpc.GenericRpcHandler]:
@@ -99,6 +110,7 @@ class EvidenceServer:
         return self._log_streams + self._load_streams
 
     async def _access_logs(self, _: Any, context: Any) -> bytes:
+        await self._room(context)
         self._log_streams += 1
         try:
             is_first = True
@@ -139,6 +151,7 @@ class EvidenceServer:
             await self._refuse(context, "bad_message", str(error))
 
     async def _load_stats(self, _: Any, context: Any) -> None:
+        await self._room(context)
         self._load_streams += 1
         source = object()
         asked: tuple[frozenset[str], float] | None = None
@@ -149,6 +162,7 @@ class EvidenceServer:
                     await self._admit(context, report.node_id)
                 else:
                     self._tally.add("fleet_load_reports_total")
+                    self._endpoints += FORGETS * (len(report.endpoints) - self._endpoints)
                     self._intake.take_load(source, report)
                 wanted = (self._clusters(), self._interval_s())
                 if wanted != asked:
@@ -167,7 +181,8 @@ class EvidenceServer:
     def _interval_s(self) -> float:
         """Return how often proxies shall report; doubled as often as needed, so it changes rarely."""
         interval_s = self._policy().load_report_s
-        while self._load_streams > REPORTS_PER_S * interval_s:
+        cost = self._load_streams * (REPORT_COST + self._endpoints)
+        while cost > LOADS_PER_S * interval_s:
             interval_s *= 2.0
         return interval_s
 
@@ -181,8 +196,22 @@ class EvidenceServer:
                 await self._refuse(context, "unknown_node", f"node {node_id!a} without xDS stream")
             await asyncio.sleep(KNOWN_STEP_S)
 
-    async def _refuse(self, context: Any, reason: str, text: str) -> NoReturn:
+    async def _room(self, context: Any) -> None:
+        if self.streams >= MAX_STREAMS:
+            text = f"too many streams: this server reads {MAX_STREAMS}"
+            await self._refuse(context, "streams", text, grpc.StatusCode.RESOURCE_EXHAUSTED)
+
+    async def _refuse(
+        self,
+        context: Any,
+        reason: str,
+        text: str,
+        status: grpc.StatusCode = grpc.StatusCode.INVALID_ARGUMENT,
+    ) -> NoReturn:
         self._tally.add("fleet_evidence_refused_total", reason)
-        self._log.warning(logs.EVIDENCE_REFUSED, peer=context.peer(), reason=text[:200])
-        await context.abort(grpc.StatusCode.INVALID_ARGUMENT, text[:200])
+        now = self._clock()
+        if now >= self._say_at:
+            self._say_at = now + SAY_EVERY_S
+            self._log.warning(logs.EVIDENCE_REFUSED, peer=context.peer(), reason=text[:200])
+        await context.abort(status, text[:200])
         raise AssertionError
