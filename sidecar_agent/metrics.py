@@ -1,146 +1,135 @@
-"""The agent's own Prometheus page, read from its state when it is asked for."""
+"""The agent's own Prometheus page, read from its state when it is asked for.
+
+A number that is not known has no series: missing is never zero.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Final
 
-from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from sidecar_agent.agent import Agent
+import sidecar_agent
+from sidecar_agent.agent import Agent, Instance
 from sidecar_agent.engine.token_watch import applied
-from sidecar_agent.gpu.facts import GpuSnapshot
+from sidecar_agent.gpu.facts import GpuReading
 from sidecar_agent.gpu.worker import GpuWorker
+from sidecar_agent.metric_table import METRICS, Labels, Reading
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
-
-
-class _AgentCollector(Collector):
-    def __init__(self, agent: Agent) -> None:
-        self._agent = agent
-
-    def collect(self) -> Iterator[Metric]:
-        yield from self._stream()
-        yield from self._instances()
-        if self._agent.gpu is not None:
-            snapshot = self._agent.gpu.latest()
-            state = GaugeMetricFamily(
-                "fleet_agent_gpu_driver", "1 for the state the driver is in", labels=["state"]
-            )
-            state.add_metric([snapshot.driver.value], 1)
-            yield state
-            if snapshot.read_at is not None:
-                yield GaugeMetricFamily(
-                    "fleet_agent_gpu_age_seconds",
-                    "Age of the newest GPU reading",
-                    value=self._agent.clock() - snapshot.read_at,
-                )
-            yield CounterMetricFamily(
-                "fleet_agent_gpu_rejected_values",
-                "GPU values that were out of range",
-                value=snapshot.rejected,
-            )
-            yield from _devices(self._agent.gpu, snapshot)
-
-    def _stream(self) -> Iterator[Metric]:
-        status, slots = self._agent.uplink.status, self._agent.uplink.slots
-        now = self._agent.clock()
-        yield GaugeMetricFamily(
-            "fleet_agent_connected", "Whether the stream is up", value=status.connected
-        )
-        for name, help_text, value in (
-            ("streams", "Streams that the control plane welcomed", status.streams),
-            ("messages", "Messages sent", status.messages),
-            ("samples", "Samples sent", status.samples),
-            ("superseded_samples", "Samples replaced before they were sent", slots.superseded),
-            ("expired_samples", "Samples that got too old to send", slots.expired),
-        ):
-            yield CounterMetricFamily(f"fleet_agent_{name}", help_text, value=value)
-        yield GaugeMetricFamily(
-            "fleet_agent_send_interval_seconds",
-            "Time between samples when nothing moves",
-            value=slots.interval_s,
-        )
-        for name, help_text, at in (
-            ("sent", "Time since the last message was sent", status.last_sent_at),
-            ("ack", "Time since the last ack arrived", status.last_ack_at),
-        ):
-            if at is not None:
-                yield GaugeMetricFamily(
-                    f"fleet_agent_last_{name}_seconds", help_text, value=now - at
-                )
-
-    def _instances(self) -> Iterator[Metric]:
-        now = self._agent.clock()
-        scrapes = CounterMetricFamily(
-            "fleet_agent_scrapes", "Scrapes by outcome", labels=["instance", "outcome"]
-        )
-        rejected = CounterMetricFamily(
-            "fleet_agent_rejected_values", "Engine values out of range", labels=["instance"]
-        )
-        restarts = CounterMetricFamily(
-            "fleet_agent_engine_restarts", "Engine restarts seen", labels=["instance"]
-        )
-        age = GaugeMetricFamily(
-            "fleet_agent_age_seconds", "Age of what is said last", labels=["instance"]
-        )
-        took = GaugeMetricFamily(
-            "fleet_agent_scrape_seconds", "Duration of the last scrape", labels=["instance"]
-        )
-        state = GaugeMetricFamily(
-            "fleet_agent_engine_state", "1 for the engine's state", labels=["instance", "state"]
-        )
-        draining = GaugeMetricFamily(
-            "fleet_agent_draining", "Whether the instance drains", labels=["instance"]
-        )
-        tokens = CounterMetricFamily(
-            "fleet_agent_token_probes",
-            "Requests for one token, by how they ended",
-            labels=["instance", "reply"],
-        )
-        for name, one in self._agent.instances.items():
-            for reply, count in sorted(one.replies.items()):
-                tokens.add_metric([name, reply], count)
-            for outcome, count in sorted(one.outcomes.items()):
-                scrapes.add_metric([name, outcome], count)
-            rejected.add_metric([name], one.rejected)
-            restarts.add_metric([name], one.engine.lifetime.count)
-            if one.said_at is not None:
-                age.add_metric([name], now - one.said_at)
-            if one.outcome is not None:
-                took.add_metric([name], one.outcome.took_s)
-            facts = one.engine.facts
-            if facts is not None:
-                facts = applied(facts, one.tokens)
-            state.add_metric([name, facts.state.value if facts else "unread"], 1)
-            draining.add_metric([name], one.draining)
-        yield from (scrapes, rejected, restarts, age, took, state, draining, tokens)
-
-
-def _devices(worker: GpuWorker, snapshot: GpuSnapshot) -> Iterator[Metric]:
-    health = GaugeMetricFamily(
-        "fleet_agent_gpu_health", "1 for the GPU's health", labels=["gpu", "health"]
-    )
-    for one in snapshot.gpus:
-        health.add_metric([one.uuid, one.health.value], 1)
-    yield health
-    xids = CounterMetricFamily(
-        "fleet_agent_gpu_xids", "XID errors since the start", labels=["gpu", "xid"]
-    )
-    for (uuid, xid), count in sorted(worker.xids.items()):
-        xids.add_metric([uuid, str(xid)], count)
-    yield xids
 
 
 class Metrics:
     """Renders the page from a registry of its own."""
 
     def __init__(self, agent: Agent) -> None:
-        self._registry = CollectorRegistry()
-        self._registry.register(_AgentCollector(agent))
+        self._registry = CollectorRegistry(auto_describe=False)
+        self._registry.register(_Page(agent))
 
     def page(self) -> bytes:
         """Return the page."""
         return generate_latest(self._registry)
+
+
+class _Page(Collector):
+    def __init__(self, agent: Agent) -> None:
+        self._agent = agent
+
+    def collect(self) -> Iterator[CounterMetricFamily | GaugeMetricFamily]:
+        """Yield every family of the table, also those that nothing is known for."""
+        readings: dict[str, list[tuple[Labels, float]]] = {}
+        for name, labels, value in _readings(self._agent):
+            readings.setdefault(name, []).append((labels, value))
+        for name, metric in METRICS.items():
+            family = (
+                CounterMetricFamily(name.removesuffix("_total"), metric.help, labels=metric.labels)
+                if metric.kind == "counter"
+                else GaugeMetricFamily(name, metric.help, labels=metric.labels)
+            )
+            for labels, value in readings.get(name, ()):
+                family.add_metric(labels, value)
+            yield family
+
+
+def _readings(agent: Agent) -> Iterator[Reading]:
+    now = agent.clock()
+    yield "fleet_agent_build_info", (sidecar_agent.__version__,), 1.0
+    yield from _of_stream(agent, now)
+    for name, instance in agent.instances.items():
+        yield from _of_instance(name, instance, now)
+    if agent.gpu is not None:
+        yield from _of_gpus(agent.gpu, now)
+    for family in ProcessCollector(registry=None).collect():
+        for sample in family.samples:
+            yield sample.name, (), sample.value
+
+
+def _of_stream(agent: Agent, now: float) -> Iterator[Reading]:
+    status, slots = agent.uplink.status, agent.uplink.slots
+    yield "fleet_agent_connected", (), float(status.connected)
+    yield "fleet_agent_streams_total", (), float(status.streams)
+    yield "fleet_agent_messages_total", (), float(status.messages)
+    yield "fleet_agent_samples_total", (), float(status.samples)
+    yield "fleet_agent_superseded_samples_total", (), float(slots.superseded)
+    yield "fleet_agent_expired_samples_total", (), float(slots.expired)
+    yield "fleet_agent_send_interval_seconds", (), slots.interval_s
+    if status.last_sent_at is not None:
+        yield "fleet_agent_last_sent_seconds", (), now - status.last_sent_at
+    if status.last_ack_at is not None:
+        yield "fleet_agent_last_ack_seconds", (), now - status.last_ack_at
+
+
+def _of_instance(name: str, one: Instance, now: float) -> Iterator[Reading]:
+    for outcome, count in sorted(one.outcomes.items()):
+        yield "fleet_agent_scrapes_total", (name, outcome), float(count)
+    for reply, count in sorted(one.replies.items()):
+        yield "fleet_agent_token_probes_total", (name, reply), float(count)
+    yield "fleet_agent_rejected_values_total", (name,), float(one.rejected)
+    yield "fleet_agent_engine_restarts_total", (name,), float(one.engine.lifetime.count)
+    yield "fleet_agent_draining", (name,), float(one.draining)
+    if one.said_at is not None:
+        yield "fleet_agent_age_seconds", (name,), now - one.said_at
+    if one.outcome is not None:
+        yield "fleet_agent_scrape_seconds", (name,), one.outcome.took_s
+    if one.engine.facts is None:
+        yield "fleet_agent_engine_state", (name, "unread"), 1.0
+        return
+    facts = applied(one.engine.facts, one.tokens)
+    yield "fleet_agent_engine_state", (name, facts.state.value), 1.0
+    for metric, value in (
+        ("fleet_agent_engine_kv_cache_ratio", facts.kv_ratio),
+        ("fleet_agent_engine_waiting_requests", facts.waiting),
+        ("fleet_agent_engine_running_requests", facts.running),
+    ):
+        if value is not None:
+            yield metric, (name,), value
+
+
+def _of_gpus(worker: GpuWorker, now: float) -> Iterator[Reading]:
+    snapshot = worker.latest()
+    yield "fleet_agent_gpu_driver", (snapshot.driver.value,), 1.0
+    yield "fleet_agent_gpu_rejected_values_total", (), float(snapshot.rejected)
+    if snapshot.read_at is not None:
+        yield "fleet_agent_gpu_age_seconds", (), now - snapshot.read_at
+    for one in snapshot.gpus:
+        yield from _of_gpu(one)
+    for (uuid, xid), count in sorted(worker.xids.items()):
+        yield "fleet_agent_gpu_xids_total", (uuid, str(xid)), float(count)
+
+
+def _of_gpu(one: GpuReading) -> Iterator[Reading]:
+    yield "fleet_agent_gpu_health", (one.uuid, one.health.value), 1.0
+    for metric, fact in (
+        ("fleet_agent_gpu_memory_total_bytes", one.memory_total_bytes),
+        ("fleet_agent_gpu_memory_used_bytes", one.memory_used_bytes),
+        ("fleet_agent_gpu_memory_reserved_bytes", one.memory_reserved_bytes),
+        ("fleet_agent_gpu_memory_free_bytes", one.memory_free_bytes),
+        ("fleet_agent_gpu_utilization_ratio", one.utilization_ratio),
+        ("fleet_agent_gpu_temperature_celsius", one.temperature_celsius),
+        ("fleet_agent_gpu_power_watts", one.power_watts),
+    ):
+        if fact.number is not None:
+            yield metric, (one.uuid,), fact.number

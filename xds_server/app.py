@@ -7,7 +7,7 @@ import contextlib
 import signal
 import socket
 import time
-from collections.abc import Callable, Collection, Coroutine, Iterator
+from collections.abc import Callable, Collection, Coroutine, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +26,13 @@ from xds_server.evidence.page import describe_evidence
 from xds_server.evidence.pulse import Pulse
 from xds_server.evidence.server import EVIDENCE_SERVICES, EvidenceServer
 from xds_server.fleet import Fleet
+from xds_server.history import History
+from xds_server.history_pages import HistoryPages
 from xds_server.ingest.registry import Registry
 from xds_server.ingest.server import SERVICE, TelemetryServer
 from xds_server.limit_divider import LimitDivider
 from xds_server.metrics import Exposition, Reading, Tally
+from xds_server.proxy_history import ProxyHistory
 from xds_server.registered import with_registered
 from xds_server.resources.builder import SnapshotBuilder
 from xds_server.resources.capability import Capability
@@ -37,7 +40,9 @@ from xds_server.resources.names import cluster_name
 from xds_server.resources.snapshot import Snapshot
 from xds_server.state_file import StateFile
 from xds_server.state_keeper import StateKeeper
-from xds_server.status import describe_fleet, gauges
+from xds_server.status import describe_fleet, gauges_of_fleet, gauges_of_proxies
+from xds_server.store.row import Kind, Query
+from xds_server.store.store import EventStore, Retention, StoreError
 from xds_server.topology_switch import TopologySwitch
 from xds_server.xds.cache import SnapshotCache
 from xds_server.xds.health import Health, add_health_and_reflection
@@ -76,7 +81,12 @@ class App:
         self._wanted: asyncio.Queue[Capability] = asyncio.Queue()
         self.registry = Registry(config.topology)
         self.cache = SnapshotCache()
-        observer = XdsObserver(self.tally, self._wanted.put_nowait, clock)
+        retention = Retention(keep_s=settings.store_keep_s, max_bytes=settings.store_max_bytes)
+        self.store = EventStore(settings.store_file, retention)
+        self.history = History(self.store.add, topology=lambda: self.loop.fleet.topology)
+        observer = ProxyHistory(
+            XdsObserver(self.tally, self._wanted.put_nowait, clock), self.history
+        )
         self.xds = XdsServer(self.cache, observer=observer)
         self.state = StateKeeper(StateFile(settings.state_dir), self.registry, self.tally, clock)
         self.state.read()
@@ -93,6 +103,8 @@ class App:
             proxies=lambda: self.xds.stream_count,
             capabilities=(Capability.COMPOSITE,),
         )
+        self.loop.on_event = self.history.decided
+        self.loop.on_plan = self.history.planned
         self.divider = LimitDivider(
             cache=self.cache,
             proxies=self.xds.proxies,
@@ -151,6 +163,8 @@ class App:
             tally=self.tally,
             switched=self.state.changed.set,
         )
+        self.topology.on_reloaded = self._reloaded
+        self.topology.on_refused = self.history.refused
         self.admin = AdminServer(self._inside())
         self._health: Health | None = None
         self.xds_port: int | None = None
@@ -170,11 +184,14 @@ class App:
         listening = _bound(host, port, purpose="admin", flag="--admin-listen")
         listening.listen(128)
         listening.setblocking(False)
+        await asyncio.to_thread(self._begin_history)
         try:
             with self._signals():
                 await self._run(listening)
         finally:
             listening.close()
+            self.history.process("server_stopped")
+            await asyncio.to_thread(self.store.close)
 
     async def _run(self, listening: socket.socket) -> None:
         server = make_server()
@@ -246,6 +263,7 @@ class App:
             "expiry": self._expire,
             "state": self.state.keep,
             "pulse": self.pulse.run,
+            "history": self.history.keep,
         }
 
     async def _add_services(self, server: Any) -> Health:
@@ -355,6 +373,22 @@ class App:
             for tier in model.tiers
         )
 
+    # The history.
+
+    def _begin_history(self) -> None:
+        """Say that the process began, and whether the one before said that it ended."""
+        with contextlib.suppress(StoreError):
+            last = self.store.read(Query(kinds=(Kind.PROCESS,), limit=1))
+            if last and last[0].name != "server_stopped":
+                text = "The one before was killed or crashed: it never said that it ends."
+                self.history.process("server_was_killed", text)
+        self.history.process("server_started", version=__version__, config=str(self._path))
+        self.history.configured(self.topology.config.text, name="config_loaded")
+        self.store.start()
+
+    def _reloaded(self, config: Config, changed: Sequence[str]) -> None:
+        self.history.configured(config.text, name="config_reloaded", changed=changed)
+
     # What the admin server sees.
 
     def _inside(self) -> Inside:
@@ -363,11 +397,12 @@ class App:
             fleet=lambda: describe_fleet(self.loop, self.registry, self._clock()),
             snapshots=lambda: self.loop.snapshots,
             proxies=self.xds.status,
-            metrics=Exposition(self.tally, self._gauges).take,
+            metrics=Exposition(self.tally, self._gauges, self._many_gauges).take,
             not_ready=self._not_ready,
             drain=self._drain,
             evidence=lambda: describe_evidence(self.intake, self.loop.fleet.topology),
             note=self._note,
+            routes=HistoryPages(self.store, lambda: self.loop.fleet.topology).routes(),
         )
 
     def _note(self, name: str) -> str:
@@ -383,17 +418,25 @@ class App:
         instance = InstanceId(name)
         if all(each.id != instance for _, _, each in self.loop.fleet.topology.instances()):
             raise UnknownInstanceError(name)
-        self.loop.drain(Drain(instance=instance, draining=draining, who=who, why=why))
+        drain = Drain(instance=instance, draining=draining, who=who, why=why)
+        self.history.drained(drain)
+        self.loop.drain(drain)
 
     def _gauges(self) -> Iterator[Reading]:
         yield "fleet_warm", (), float(self.loop.is_warm)
         yield "fleet_config_valid", (), float(self.topology.is_valid)
         yield "fleet_agents_connected", (), float(self.telemetry.streams)
         yield "fleet_ownership_conflicts", (), float(len(self.registry.conflicts()))
-        yield from gauges(self.loop.fleet.plan, self.xds.status())
+        yield "fleet_build_info", (__version__,), 1.0
+        yield from gauges_of_proxies(self.xds.status())
         yield "fleet_evidence_streams", (), float(self.evidence.streams)
         yield from self.intake.readings()
         yield from self.pulse.readings()
+        yield from self.store.readings()
+
+    def _many_gauges(self) -> Iterator[Reading]:
+        fleet, latest = self.loop.fleet, dict(self.loop.latest)
+        return gauges_of_fleet(fleet.plan, latest, fleet.vram_tripped, self._clock())
 
 
 def _make_builder(topology: Topology, policy: Policy, capability: Capability) -> SnapshotBuilder:

@@ -42,6 +42,16 @@ class Fleet:
         self._division = classes.observe(self._division, model, counts, now)
         return classes.has_moved(self._division, model)
 
+    def vram_tripped(self) -> frozenset[InstanceId]:
+        """Return the instances whose GPU memory takes capacity away (`core/vram.py`)."""
+        return frozenset(
+            each.instance.id
+            for model in self._state.models
+            for tier in model.tiers
+            for each in tier.instances
+            if each.vram.latch.on
+        )
+
     def reconfigure(self, topology: Topology, policy: Policy, now: float) -> None:
         """Go on with another topology or policy; instances that stay keep their state."""
         self._state = retarget(self._state, topology, policy, now)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 from xds_server.config.addresses import format_address
 from xds_server.control_loop import ControlLoop
+from xds_server.core.model import InstanceId
 from xds_server.core.plan import (
     TIER_WEIGHT_TOTAL,
     ClassPlan,
@@ -16,10 +17,11 @@ from xds_server.core.plan import (
     Plan,
     TierPlan,
 )
+from xds_server.core.sample import Sample
 from xds_server.fleet import instance_plans
 from xds_server.ingest.registry import Registry
 from xds_server.metrics import Reading
-from xds_server.xds.syncz import ProxyStatus
+from xds_server.xds.syncz import ProxyStatus, SyncState, TypeStatus
 
 
 def describe_fleet(loop: ControlLoop, registry: Registry, now: float) -> dict[str, Any]:
@@ -60,23 +62,64 @@ def describe_fleet(loop: ControlLoop, registry: Registry, now: float) -> dict[st
     }
 
 
-def gauges(plan: Plan | None, proxies: Iterable[ProxyStatus]) -> Iterator[Reading]:
-    """Yield the gauges that follow from the plan and from the proxies' states."""
+def gauges_of_proxies(proxies: Iterable[ProxyStatus]) -> Iterator[Reading]:
+    """Yield the gauges that follow from how proxies stand."""
     refused: dict[str, int] = {}
+    standing: dict[tuple[str, str], int] = {}
+    waited: dict[str, float] = {}
     connected = 0
     for proxy in proxies:
         connected += 1
         for each in proxy.types:
             name = each.type_url.rpartition(".")[2]
             refused[name] = refused.get(name, 0) + bool(each.error)
+            key = (name, each.state.value)
+            standing[key] = standing.get(key, 0) + 1
+            waited[name] = max(waited.get(name, 0.0), _unaccepted_s(each))
     yield "fleet_proxies_connected", (), float(connected)
     for name, count in sorted(refused.items()):
         yield "fleet_xds_nacked", (name,), float(count)
+        yield "fleet_xds_unaccepted_seconds", (name,), waited[name]
+        for state in SyncState:
+            yield "fleet_xds_proxies", (name, state.value), float(standing.get((name, state), 0))
+
+
+def _unaccepted_s(status: TypeStatus) -> float:
+    """Return how long a proxy has not accepted what there is; 0 when it has."""
+    if status.state is SyncState.ERROR:
+        return status.error_age_s or 0.0
+    if status.state is SyncState.STALE:
+        return status.lag_s or 0.0
+    return 0.0
+
+
+def gauges_of_fleet(
+    plan: Plan | None,
+    latest: Mapping[InstanceId, Sample],
+    tripped: Callable[[], Collection[InstanceId]],
+    now: float,
+) -> Iterator[Reading]:
+    """Yield the gauges of models, tiers and instances.
+
+    They are many, so they are read in another thread: neither the plan nor `latest` may change.
+
+    Args:
+        plan: What was decided last.
+        latest: The newest sample of each instance.
+        tripped: Whose GPU memory takes capacity away.
+        now: The control plane's monotonic clock.
+    """
+    leaking = tripped()
     for model in plan.models if plan else ():
         for tier in model.tiers:
             yield from _of_tier((model.name, tier.name), tier)
             for instance in tier.instances:
-                yield from _of_instance((model.name, tier.name, instance.id), instance)
+                labels = (model.name, tier.name, instance.id)
+                yield from _of_instance(labels, instance)
+                sample = latest.get(instance.id)
+                if sample is not None:
+                    yield from _of_sample(labels, sample, now)
+                yield "fleet_instance_vram_tripped", labels, float(instance.id in leaking)
         for request_class in model.classes:
             yield from _of_class(model, request_class)
 
@@ -110,3 +153,16 @@ def _of_instance(labels: tuple[str, str, str], instance: InstancePlan) -> Iterat
         yield "fleet_instance_pressure_ratio", labels, instance.pressure
     yield "fleet_instance_state", (*labels, instance.state.value), 1.0
     yield "fleet_instance_freshness", (*labels, instance.freshness.value), 1.0
+
+
+def _of_sample(labels: tuple[str, str, str], sample: Sample, now: float) -> Iterator[Reading]:
+    """Yield what was last said, and how old it is."""
+    yield "fleet_instance_telemetry_age_seconds", labels, max(0.0, now - sample.observed_at)
+    for name, value in (
+        ("fleet_instance_kv_cache_ratio", sample.engine.kv_ratio),
+        ("fleet_instance_waiting_requests", sample.engine.waiting),
+        ("fleet_instance_running_requests", sample.engine.running),
+        ("fleet_instance_vram_ratio", None if sample.gpu is None else sample.gpu.vram_ratio),
+    ):
+        if value is not None:
+            yield name, labels, value

@@ -285,8 +285,8 @@ async def test_the_agents_metrics_tell_streams_scrapes_and_the_driver():
         "fleet_agent_streams_total 1.0",
         'fleet_agent_gpu_driver{state="ok"} 1.0',
         "fleet_agent_gpu_rejected_values_total 2.0",
-        'fleet_agent_engine_state{instance="a",state="up"} 1.0',
-        'fleet_agent_draining{instance="a"} 0.0',
+        'fleet_agent_engine_state{engine_instance="a",state="up"} 1.0',
+        'fleet_agent_draining{engine_instance="a"} 0.0',
         "fleet_agent_send_interval_seconds 0.05",
     ):
         assert line in text, line

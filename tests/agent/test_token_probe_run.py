@@ -154,8 +154,8 @@ async def test_the_running_agent_asks_by_itself_and_the_control_plane_hears_of_i
             await eventually(heard_failed, what="a failure")
             assert describe(made, made.instances["a"], time.monotonic())["token_probe"] == "failed"
             page_text = Metrics(made).page().decode()
-            assert 'fleet_agent_token_probes_total{instance="a",reply="given"}' in page_text
-            assert 'fleet_agent_token_probes_total{instance="a",reply="broken"}' in page_text
+            assert 'fleet_agent_token_probes_total{engine_instance="a",reply="given"}' in page_text
+            assert 'fleet_agent_token_probes_total{engine_instance="a",reply="broken"}' in page_text
         finally:
             running.cancel()
             await asyncio.gather(running, return_exceptions=True)

@@ -189,6 +189,6 @@ async def test_an_agent_that_dies_is_told_and_reports_take_over(tmp_path):
         assert not one.server.named("instance_quarantined"), "restarts did not start anew"
         _, page = await one.server.get("/metrics")
         assert (
-            'fleet_agent_doubted{instance="a",model="chat",standing="silent",tier="primary"} 1.0'
+            'fleet_agent_doubted{engine_instance="a",model="chat",standing="silent",tier="primary"} 1.0'
             in page
         )

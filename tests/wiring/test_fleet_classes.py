@@ -13,7 +13,7 @@ from xds_server.core.model import ClassName, ModelName, RequestClass, WhenCritic
 from xds_server.core.policy import Policy
 from xds_server.fleet import Fleet
 from xds_server.metrics import METRICS
-from xds_server.status import gauges
+from xds_server.status import gauges_of_fleet
 
 CHAT = ModelName("chat")
 CLASSES = (
@@ -104,7 +104,8 @@ def test_other_classes_take_over_at_a_change_of_the_configuration():
 def test_the_shares_of_classes_are_measured():
     shed = RequestClass(name=ClassName("batch"), prefix="/b", when_critical=WhenCritical.STATIC)
     fleet = Fleet(replace(TOPOLOGY, classes=(*CLASSES, shed)), Policy(), 0.0)
-    found = {(name, labels): value for name, labels, value in gauges(fleet.evaluate([], 0.0), [])}
+    readings = gauges_of_fleet(fleet.evaluate([], 0.0), {}, fleet.vram_tripped, 0.0)
+    found = {(name, labels): value for name, labels, value in readings}
     assert found["fleet_class_demand_ratio", ("chat", "core")] == pytest.approx(1 / 3)
     assert found["fleet_class_share_ratio", ("chat", "core", "primary")] == 1.0
     assert found["fleet_class_share_ratio", ("chat", "batch", "static")] == 0.0

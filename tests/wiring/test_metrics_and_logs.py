@@ -32,10 +32,12 @@ def test_every_name_of_the_table_is_exposed_with_its_help():
 
 def test_names_follow_the_conventions():
     for name, metric in METRICS.items():
-        assert name.startswith("fleet_")
+        assert name.startswith(("fleet_", "process_"))
+        assert not {"instance", "job", "le"} & set(metric.labels), "Prometheus sets these itself"
         assert name.endswith("_total") == (metric.kind == "counter")
         assert bool(metric.buckets) == (metric.kind == "histogram")
-        assert metric.help.endswith(".") or metric.help.endswith("now") or metric.help
+        assert metric.help.endswith(".")
+        assert metric.unit
 
 
 def test_counters_and_gauges_carry_their_labels():
