@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 from statistics import quantiles
 
@@ -195,8 +196,28 @@ def test_a_row_says_what_it_was_made_of():
 def test_under_heavy_traffic_a_longer_row_is_needed():
     one = accrual()
     feed(one, *[OK] * 1000)
-    assert not any(feed(one, *[ERROR] * 10))
+    assert not any(feed(one, *[ERROR] * 20))
     assert any(feed(one, ERROR))
+
+
+@pytest.mark.parametrize(
+    ("per_s", "failing", "minutes", "verdicts"),
+    [
+        pytest.param(30.0, 0.05, 10.0, 0, id="5 % of 30/s is chance"),
+        pytest.param(300.0, 0.10, 5.0, 0, id="10 % of 300/s is chance"),
+        pytest.param(300.0, 1.0, 0.005, 1, id="all of 300/s are seen in a fraction of a second"),
+        pytest.param(0.5, 1.0, 0.1, 1, id="all of 0.5/s are seen after three"),
+    ],
+)
+def test_chance_takes_nobody_out(per_s, failing, minutes, verdicts):
+    chance = random.Random(7)
+    one, found, now = accrual(), 0, 0.0
+    feed(one, *[OK] * int(10 * per_s))
+    while now < 60.0 * minutes:
+        now += 1.0 / per_s
+        ended = ERROR if chance.random() < failing else OK
+        found += one.add(now, ended) is not None
+    assert min(found, 1) == verdicts
 
 
 def test_half_of_enough_attempts_is_a_rate():

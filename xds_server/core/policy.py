@@ -261,9 +261,10 @@ class EvidencePolicy:
     """An instance that fails this share of the window's attempts is taken out ..."""
     minimum_attempts: int = 20
     """... if there were at least this many."""
-    consecutive_ratio: float = 0.01
+    consecutive_ratio: float = 0.02
     """`failures.consecutive` failures in a row take it out too; where this share of the window's attempts
-    is more, that many: under heavy traffic three in a row are chance."""
+    is more, that many: under heavy traffic three in a row are chance. 0.02 of ten seconds are 0.2 s of requests
+    that all fail."""
 
 
 class Unreadable(StrEnum):
