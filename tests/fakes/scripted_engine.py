@@ -49,6 +49,7 @@ class ScriptedEngine:
     bytes_received: int = 0
     _site: web.TCPSite | None = None
     _kept: socket.socket | None = None
+    _waiting: list[socket.socket] = field(default_factory=list)
 
     async def stop_listening(self) -> None:
         """Refuse connections from now on; the port stays taken, or somebody else might answer there."""
@@ -57,6 +58,17 @@ class ScriptedEngine:
         self._kept = socket.socket()
         self._kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self._kept.bind(("127.0.0.1", self.port))
+
+    async def stop_accepting(self) -> None:
+        """Be a machine that is gone: from now on connections are neither made nor refused."""
+        await self.stop_listening()
+        assert self._kept is not None
+        self._kept.listen(0)
+        for _ in range(3):  # more than a queue of none holds
+            waiting = socket.socket()
+            waiting.setblocking(False)
+            waiting.connect_ex(("127.0.0.1", self.port))
+            self._waiting.append(waiting)
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         body = await request.read()
@@ -130,5 +142,5 @@ async def scripted_engine(engine: ScriptedEngine) -> AsyncIterator[ScriptedEngin
         yield engine
     finally:
         await runner.cleanup()
-        if engine._kept is not None:
-            engine._kept.close()
+        for kept in (*engine._waiting, *([engine._kept] if engine._kept else [])):
+            kept.close()

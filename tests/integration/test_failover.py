@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 
 import aiohttp
 import pytest
@@ -56,6 +57,7 @@ def cases():
             tiers=[[ScriptedEngine(name, mode="429")] for name in ("a", "b", "c", "d")]
         )
     result["clients"] = Chain()
+    result["gone"] = Chain()
     long = ScriptedEngine(BIG, chunks=60, pause_s=0.1)
     result["running"] = Chain(tiers=[[long], [ScriptedEngine(SMALL)]])
     result["cut"] = Chain(tiers=[[ScriptedEngine(BIG, chunks=2)], [ScriptedEngine(SMALL)]])
@@ -225,6 +227,18 @@ async def test_where_the_retries_end_before_the_chain_the_last_net_answers_in_ki
     assert "x-envoy-upstream-service-time" not in answer.headers, "the net, not the static tier"
     assert BUSY in answer.text
     assert_whole(answer, stream)
+
+
+async def test_a_machine_that_is_gone_costs_the_connect_timeout_until_it_is_ejected(chains):
+    chain = chains["gone"]
+    await chain.big.stop_accepting()
+    chain.big.mode = "reset"  # what is still open ends
+    await chain.ask()
+    started = time.monotonic()
+    answers = await chain.ask_many(20, clients=5, stream=True)
+    assert {each.story for each in answers} == {FAILED_OVER}
+    assert time.monotonic() - started < 8.0, "1 s each, for the first of each client"
+    assert (await chain.ask()).attempts == 1
 
 
 @pytest.mark.parametrize("status", [400, 401, 404, 408, 413, 422])
