@@ -46,7 +46,10 @@ def served(cache: SnapshotCache, name: str) -> bytes | None:
 def test_without_a_division_everybody_gets_the_whole():
     cache = SnapshotCache()
     assert cache.served(proxy("a")) is None
+    cache.publish(GROUP, world(limited=False))
+    assert cache.part(proxy("a")) is None
     cache.publish(GROUP, world())
+    assert cache.part(proxy("a")) == 1.0
     assert served(cache, "a") == b"part 1"
 
 
@@ -97,6 +100,7 @@ async def test_a_new_division_is_pushed_alone(method: str) -> None:
         version = getattr(first, "version_info", "")
         await stream.ask(EXTENSION_CONFIG, names, version=version, nonce=first.nonce)
         assert xds.proxies() == {"proxy-1"}
+        assert [each.part for each in xds.status()] == [0.5]
         cache.divide({"proxy-1": 1.0})
         second = await stream.response()
         assert second.type_url == EXTENSION_CONFIG

@@ -60,7 +60,7 @@ class SnapshotCache:
         snapshot = self._snapshots.get(proxy.capability)
         if snapshot is None or snapshot.limiters is None or self._parts is None:
             return snapshot
-        part = self._parts.get(proxy.id)
+        part = self.part(proxy)
         if part is None:
             return None
         key = (proxy.capability, part)
@@ -68,6 +68,13 @@ class SnapshotCache:
         if found is None:
             found = self._for_parts[key] = snapshot.for_part(part)
         return found
+
+    def part(self, proxy: Proxy) -> float | None:
+        """Return what a proxy may admit of every limit, 0-1; None where nothing is limited, or it has no part."""
+        snapshot = self._snapshots.get(proxy.capability)
+        if snapshot is None or snapshot.limiters is None:
+            return None
+        return 1.0 if self._parts is None else self._parts.get(proxy.id)
 
     def subscribe(self, listener: Listener, *, parts: PartListener | None = None) -> None:
         """Call functions with what is new.

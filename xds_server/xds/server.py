@@ -119,7 +119,11 @@ class XdsServer:
         now = asyncio.get_running_loop().time()
         streams = [each for group in self._groups.values() for each in group]
         streams.sort(key=lambda each: each.opened_at)
-        return [status_of(each, now) for each in streams]
+        return [status_of(each, now, self._part(each)) for each in streams]
+
+    def _part(self, stream: Stream) -> float | None:
+        assert stream.proxy is not None
+        return self._cache.part(stream.proxy)
 
     def _method(self, protocol: Protocol, only: str | None) -> Callable[[Any, Any], Any]:
         # A function, not a `partial`: gRPC looks at it for every stream, which takes a partial far longer.

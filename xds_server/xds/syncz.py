@@ -60,14 +60,16 @@ class ProxyStatus:
     protocol: Protocol
     connected_s: float
     types: tuple[TypeStatus, ...]
+    part: float | None = None
+    """What it may admit of every limit of the fleet, 0-1; None where nothing is limited, or it has no part yet."""
 
 
-def status_of(stream: Stream, now: float) -> ProxyStatus:
-    """Describe a stream whose proxy is known; `now` is the loop's time."""
+def status_of(stream: Stream, now: float, part: float | None = None) -> ProxyStatus:
+    """Describe a stream whose proxy is known; `now` is the loop's time, `part` the proxy's part of the limits."""
     assert stream.proxy is not None
     channels = stream.session.channels.values()
     types = tuple(_type_status(each, now, behind=stream.is_behind) for each in channels)
-    return ProxyStatus(stream.proxy, stream.protocol, now - stream.opened_at, types)
+    return ProxyStatus(stream.proxy, stream.protocol, now - stream.opened_at, types, part)
 
 
 def _type_status(channel: Channel, now: float, *, behind: bool) -> TypeStatus:
