@@ -82,6 +82,7 @@ async def chains(tmp_path_factory):
     directory = tmp_path_factory.mktemp("orphans")
     async with orphaned_chains(directory, everything, before=start_streams) as alone:
         yield alone
+        await asyncio.gather(*STREAMS, return_exceptions=True)  # also where no test asked for them
 
 
 async def reached(chain, requests):
