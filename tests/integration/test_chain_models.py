@@ -82,11 +82,11 @@ async def test_domain_and_longest_prefix_choose_the_model_and_its_answers(tmp_pa
         )
 
         async def moved():
-            return (await ask("/v1/narrow/x"))[1] == "static"
+            return (await ask("/v1/narrow/completions"))[1] == "static"
 
         await envoy.until(moved)
-        assert "no narrow" in (await ask("/v1/narrow/x"))[2]
-        assert (await ask("/v1/x"))[1] == "wide"
+        assert "no narrow" in (await ask("/v1/narrow/completions"))[2]
+        assert (await ask("/v1/completions"))[1] == "wide"
         engines["other"].mode = "500"
-        assert "no other" in (await ask("/v1/x", "other.example"))[2]
+        assert "no other" in (await ask("/v1/completions", "other.example"))[2]
         assert await envoy.rejected() == {}
