@@ -12,7 +12,7 @@ import contextlib
 import dataclasses
 import json
 import socket
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +20,7 @@ import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
-from starlette.routing import Route
+from starlette.routing import BaseRoute, Route
 
 from xds_server.core.explain import explain
 from xds_server.core.plan import Plan
@@ -51,12 +51,14 @@ class Inside:
     """What proxies saw of requests."""
     note: Callable[[str], str] = lambda _: ""
     """What else is to be said of an instance; empty = nothing."""
+    routes: Sequence[BaseRoute] = ()
+    """Pages of other parts."""
 
 
 def make_app(inside: Inside) -> Starlette:
     """Return the ASGI application."""
     pages = _Pages(inside)
-    routes = [
+    routes: list[BaseRoute] = [
         Route("/", pages.index),
         Route("/healthz", pages.healthz),
         Route("/readyz", pages.readyz),
@@ -69,8 +71,9 @@ def make_app(inside: Inside) -> Starlette:
         Route("/debug/evidence", pages.evidence),
         Route("/drain/{instance}", pages.drain, methods=["POST"]),
         Route("/undrain/{instance}", pages.undrain, methods=["POST"]),
+        *inside.routes,
     ]
-    pages.paths = [route.path for route in routes]
+    pages.paths = [route.path for route in routes if isinstance(route, Route)]
     return Starlette(routes=routes)
 
 

@@ -65,6 +65,8 @@ class ControlLoop:
         """Told the instances that take no traffic, after each publication that changes them."""
         self.on_plan: Callable[[Plan], None] = lambda _: None
         """Told every plan."""
+        self.on_event: Callable[[Event], None] = lambda _: None
+        """Told everything that happened, once it is counted and logged."""
         self.snapshots: dict[Capability, Snapshot] = {}
         """What is published, by capability."""
         self.latest: dict[InstanceId, Sample] = {}
@@ -239,6 +241,7 @@ class ControlLoop:
             event.name, **fields, rule=event.reason.rule, reason=event.reason.text,
             inputs=dict(event.reason.inputs),
         )  # fmt: skip
+        self.on_event(event)
 
     def publish(self, plan: Plan) -> bool:
         """Hand the proxies what differs from the last publication; return whether anything did."""

@@ -38,6 +38,10 @@ OWNERSHIP_CONFLICT_FOUND = "ownership_conflict_found"
 EVIDENCE_REFUSED = "evidence_refused"
 LIMITS_DIVIDED = "limits_divided"
 INSTANCES_REGISTERED = "instances_registered"
+STORE_WRITE_FAILED = "store_write_failed"
+STORE_WRITE_RECOVERED = "store_write_recovered"
+STORE_BEGUN_ANEW = "store_begun_anew"
+STORE_ROW_REFUSED = "store_row_refused"
 DRAIN_REQUESTED = "drain_requested"
 
 

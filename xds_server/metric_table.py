@@ -107,23 +107,23 @@ GROUPS: dict[str, dict[str, Metric]] = {
             always=(("written",), ("failed",)),
         ),
         "fleet_store_rows_total": Metric(
-        "counter",
-        "events",
-        "Events for the history, by whether they reached the disk.",
-        ("result",),
-    ),
-    "fleet_store_failures_total": Metric(
-        "counter", "failures", "Times the disk did not take events."
-    ),
-    "fleet_store_files_moved_aside_total": Metric(
-        "counter", "files", "Times the history began anew because its file was broken or gone."
-    ),
-    "fleet_store_rows_waiting": Metric(
-        "gauge", "events", "Events that wait in memory for the disk."
-    ),
-    "fleet_store_failing": Metric("gauge", "0 or 1", "1 while events do not reach the disk."),
-    "fleet_store_size_bytes": Metric("gauge", "bytes", "Size of the history on disk."),
-    "fleet_build_info": Metric(
+            "counter",
+            "events",
+            "Events for the history, by whether they reached the disk.",
+            ("result",),
+        ),
+        "fleet_store_failures_total": Metric(
+            "counter", "failures", "Times the disk did not take events."
+        ),
+        "fleet_store_files_moved_aside_total": Metric(
+            "counter", "files", "Times the history began anew because its file was broken or gone."
+        ),
+        "fleet_store_rows_waiting": Metric(
+            "gauge", "events", "Events that wait in memory for the disk."
+        ),
+        "fleet_store_failing": Metric("gauge", "0 or 1", "1 while events do not reach the disk."),
+        "fleet_store_size_bytes": Metric("gauge", "bytes", "Size of the history on disk."),
+        "fleet_build_info": Metric(
             "gauge", "1", "1 for the version that runs.", labels=("version",)
         ),
     },

@@ -7,7 +7,7 @@ last good topology stays, and the operator is told what is wrong and where.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from xds_server import logs
@@ -48,6 +48,10 @@ class TopologySwitch:
         """Set it to have the file read again."""
         self.registered = asyncio.Event()
         """Set it when the set of registered instances changed."""
+        self.on_reloaded: Callable[[Config, Sequence[str]], None] = lambda *_: None
+        """Told what is in use from now on, and what is different in it."""
+        self.on_refused: Callable[[Sequence[str]], None] = lambda _: None
+        """Told why a changed file is not used."""
         self._path = path
         self._settings = settings
         self._loop = loop
@@ -110,6 +114,7 @@ class TopologySwitch:
         self._tally.add("fleet_config_reloads_total", "accepted")
         self.say_doubts()
         self._log.info(logs.CONFIG_RELOADED, config=str(self._path), changed=changed)
+        self.on_reloaded(config, changed)
 
     def _refuse(self, problems: list[str]) -> None:
         self.is_valid = False
@@ -120,6 +125,7 @@ class TopologySwitch:
             problems=problems,
             note="last good is kept",
         )
+        self.on_refused(problems)
 
     async def _include_registered(self) -> None:
         registered = self._registry.registered()

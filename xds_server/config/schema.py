@@ -340,6 +340,12 @@ class ServerSection(Written):
     log_level: Literal["debug", "info", "warning", "error"] | None = None
     grace_s: Annotated[Number, Field(ge=0)] | None = None
     push_gap_ms: Annotated[Number, Field(ge=0)] | None = None
+    store_file: Text | None = None
+    """File of the history of events; left out = `events.db` in the state directory."""
+    store_keep_days: Annotated[Number, Field(gt=0, le=36500)] | None = None
+    """Events that are older are deleted; 30 if left out."""
+    store_max_bytes: Annotated[Number, Field(ge=1048576, le=2**50)] | None = None
+    """When the history is larger its oldest events are deleted; 256 MiB if left out."""
 
 
 class Document(Written):

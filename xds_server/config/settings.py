@@ -86,6 +86,23 @@ SETTINGS: tuple[Setting, ...] = (
         number=True,
         help="Least time between two pushes under a storm of changes; faults do not wait.",
     ),
+    Setting(
+        name="store_file",
+        default=None,
+        help="File of the history of events (SQLite); default: events.db in the state directory.",
+    ),
+    Setting(
+        name="store_keep_days",
+        default=30.0,
+        number=True,
+        help="Events that are older are deleted.",
+    ),
+    Setting(
+        name="store_max_bytes",
+        default=256.0 * 1024 * 1024,
+        number=True,
+        help="When the history is larger its oldest events are deleted.",
+    ),
 )
 
 
@@ -103,6 +120,9 @@ class Settings:
     log_level: str
     grace_s: float
     push_gap_s: float
+    store_file: Path
+    store_keep_s: float
+    store_max_bytes: int
 
 
 def resolve(
@@ -141,17 +161,21 @@ def resolve(
 def _settings(section: ServerSection, token: str | None, environ: Mapping[str, str]) -> Settings:
     xds_host, xds_port = parse_address(section.xds_listen or "", lowest_port=0)
     admin_host, admin_port = parse_address(section.admin_listen or "", lowest_port=0)
+    state_dir = Path(section.state_dir) if section.state_dir else default_state_dir(environ)
     return Settings(
         xds_host=xds_host,
         xds_port=xds_port,
         admin_host=admin_host,
         admin_port=admin_port,
-        state_dir=Path(section.state_dir) if section.state_dir else default_state_dir(environ),
+        state_dir=state_dir,
         agents_token=token,
         log_format=section.log_format or "auto",
         log_level=section.log_level or "info",
         grace_s=section.grace_s or 0.0,
         push_gap_s=(section.push_gap_ms or 0.0) / 1000,
+        store_file=Path(section.store_file) if section.store_file else state_dir / "events.db",
+        store_keep_s=(section.store_keep_days or 0.0) * 86400,
+        store_max_bytes=int(section.store_max_bytes or 0),
     )
 
 
