@@ -222,3 +222,39 @@ def test_parts_are_few_multiples_and_add_up(demand):
             math.isclose(part * UNITS * count, round(part * UNITS * count))
             for part in shares.parts.values()
         )
+
+
+STEPS = st.lists(st.tuples(NAMES, st.floats(0.01, 15.0)), min_size=1, max_size=30)
+
+
+@given(STEPS, st.dictionaries(st.sampled_from("abcdefgh"), st.floats(0, 1e6)))
+def test_whoever_comes_and_goes_half_a_minute_admits_at_most_five_percent_too_much(steps, demand):
+    """Every proxy takes all it can all the time: its part, and a full bucket after every change of it."""
+    shares, now, span = Shares(POLICY), 0.0, 30.0
+    present: set[str] = set()
+    rates: list[tuple[float, float]] = [(0.0, 0.0)]
+    gifts: list[tuple[float, float]] = []
+
+    def update(names: set[str]) -> None:
+        before = dict(shares.parts)
+        shares.update(names, demand, now)
+        changed = [part for name, part in shares.parts.items() if before.get(name) != part]
+        gifts.append((now, sum(changed) * POLICY.burst_s))
+        rates.append((now, sum(shares.parts.values())))
+
+    for names, wait_s in steps:
+        end = now + wait_s
+        while shares.deadline is not None and shares.deadline <= end:
+            now = shares.deadline
+            update(present)
+        now, present = end, names
+        update(present)
+        since = now - span
+        full = max(rate for at, rate in rates if at <= since) * POLICY.burst_s if since > 0 else 0.0
+        following = [*(at for at, _ in rates[1:]), now]
+        filled = sum(
+            rate * max(0.0, until - max(at, since))
+            for (at, rate), until in zip(rates, following, strict=True)
+        )
+        given_away = sum(gift for at, gift in gifts if at > since)
+        assert filled + given_away + full <= 1.05 * span + 1e-6

@@ -20,8 +20,9 @@ from collections.abc import Collection, Mapping
 
 from xds_server.core.policy import AdmissionPolicy
 
-RESERVE = 0.25
-"""The most that proxies which came since the last division get on top of it, together."""
+RESERVE = 0.01
+"""The most that proxies which came since the last division get on top of it, together: the next division may be half
+a minute away."""
 SETTLE_LIMIT = 3.0
 """Proxies that keep coming put a division off for at most this many times `settle_s`."""
 UNITS = 20
