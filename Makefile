@@ -5,9 +5,15 @@ BIN := $(VENV)/bin
 ENVOY_DIR := .tools/envoy
 STAMP := $(VENV)/.ready
 ENVOY_STAMP := $(ENVOY_DIR)/.ready
+PROMETHEUS_DIR := .tools/prometheus
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
-.PHONY: help setup demo test coverage check bench protos docs fix clean
+# Where there can be no Prometheus, its tests are left out, and it is said.
+TEST = if sh deploy/prometheus/install.sh $(PROMETHEUS_DIR); then marks=; \
+	else marks='not prometheus'; echo 'left out: tests that need Prometheus (pytest -m prometheus)'; fi; \
+	$(BIN)/python -m pytest -q -n 2 -m "$$marks"
+
+.PHONY: help setup prometheus demo test coverage check bench protos docs fix clean
 
 help: ## show the verbs
 	@grep -E '^[a-z]+:.*##' Makefile | sed 's/:.*##/\t/'
@@ -29,11 +35,14 @@ $(ENVOY_STAMP): constraints.txt | $(STAMP)
 demo: setup ## play the incident on this machine (about 75 s)
 	@$(BIN)/python -m demo
 
-test: setup ## all tests, with a real Envoy
-	$(BIN)/python -m pytest -q -n 2 $(ARGS)
+prometheus: ## Prometheus and promtool below .tools, for the tests of rules and metrics; no root needed
+	@sh deploy/prometheus/install.sh $(PROMETHEUS_DIR)
+
+test: setup ## all tests, with a real Envoy and, where it can be had, a real Prometheus
+	@$(TEST) $(ARGS)
 
 coverage: setup ## all tests, and how much of the code they run: the core wholly, the rest to 90 %
-	$(BIN)/python -m pytest -q -n 2 --cov --cov-report= $(ARGS)
+	@$(TEST) --cov --cov-report= $(ARGS)
 	$(BIN)/coverage report --fail-under=90
 	$(BIN)/coverage report --include='xds_server/core/*' --fail-under=100
 
