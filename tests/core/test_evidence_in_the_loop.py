@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from tests.fakes.brain import Brain, gpu, model, sample, tier, topology
 from xds_server.core import persist
@@ -148,3 +150,30 @@ def test_an_instance_that_proxies_took_out_is_still_out_after_a_restart():
     assert brain.instance("a").reason.rule == IN_ROW
     brain.run("abz", until=135.0)
     assert brain.instance("a").state is FaultState.RECOVERING
+
+
+SAID = st.sampled_from(["up", "down", "hung", "unknown", "fails", "serves", "nothing"])
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(st.floats(0.1, 45.0), st.sampled_from("ab"), SAID), max_size=40))
+def test_whatever_agents_and_proxies_say_nothing_spins_and_every_ceiling_is_a_stage(steps):
+    brain = Brain(fleet("a", "b"), POLICY)
+    now = 0.0
+    for gap_s, name, said in steps:
+        now += gap_s
+        what = {
+            "fails": [failing(name, now)],
+            "serves": [serving(name, now)],
+            "nothing": [],
+        }.get(said)
+        if what is None:
+            what = [sample(name, now, state=EngineState(said))]
+        brain.feed(*what, at=now)  # `until` asserts that no deadline is in the past
+        for each in "ab":
+            assert brain.instance(each).ceiling in (0.0, 0.1, 0.3, 1.0)
+            assert brain.instance(each).reason.text
+        out = [each for each in "ab" if brain.instance(each).reason.rule == IN_ROW]
+        down = [each for each in out if brain.instance(each).ceiling == 0.0]
+        assert len(down) <= 1, "at most half of the tier goes by evidence"
+    brain.until(now + 5000.0)
