@@ -12,7 +12,7 @@ from xds_server.core.model import Affinity, AffinityPolicy, Model
 from xds_server.resources.proto import duration, typed
 
 RING_SIZE_MIN = 4096
-"""Points on the ring: with Envoy's default of 1024, weights are off by some percent."""
+"""Points on the ring; more than Envoy's 1024, so that shares come nearer to the weights."""
 
 
 def set_policy(cluster: Any, affinity: Affinity | None) -> None:
