@@ -64,7 +64,7 @@ bench: setup ## the figures, with their baselines (about 25 minutes; ARGS=--quic
 protos: setup ## regenerate protos/fleet_protos
 	$(BIN)/python protos/generate.py
 
-docs: setup ## regenerate docs/configuration.md
+docs: setup ## regenerate docs/configuration.md and docs/metrics.md
 	$(BIN)/python docs/generate.py
 
 clean: ## remove everything that the other verbs made

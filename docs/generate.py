@@ -1,23 +1,42 @@
-"""Write docs/configuration.md from the schema of the configuration file, or check that it is current.
+"""Write the pages that are made from the code, or check that they are current.
 
-The text of every key is its own documentation in `xds_server.config`; nothing is written twice.
+docs/configuration.md comes from the schema of the configuration file, docs/metrics.md from the tables
+of metrics. The text of every key and metric is its own documentation there; nothing is written twice.
 """
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import sidecar_agent.metric_table
+import xds_server.metric_table
 from xds_server.config.schema import json_schema
 from xds_server.config.settings import SETTINGS
 
-TARGET = Path(__file__).resolve().parent / "configuration.md"
-HEAD = """# Configuration
+DOCS = Path(__file__).resolve().parent
+CONFIGURATION_HEAD = """# Configuration
 
 One YAML file; `xds-server check-config FILE` names every problem in it with path, value and what was expected.
 `xds-server serve FILE` reloads it when it changes (or on SIGHUP); a file with a problem is refused and the last good one stays in force.
 `xds-server schema` prints the JSON Schema for editors. This page is made from it by `docs/generate.py`.
+
+"""
+
+METRICS_HEAD = """# Metrics
+
+Prometheus text on `/metrics` of the admin port of the control plane (`--admin-listen`) and of the agent (`admin`). This page is made from
+`xds_server/metric_table.py` and `sidecar_agent/metric_table.py` by `docs/generate.py`. Alert rules: [alerts.md](alerts.md); dashboard:
+[deploy/grafana/dashboard.json](../deploy/grafana/dashboard.json).
+
+- **Missing is not zero**: what is not known has no series.
+- The label of an instance of the fleet is `engine_instance`, because Prometheus calls whom it scraped `instance`.
+- Of a state (`state`, `freshness`, `health`) only the one that holds has a series, and its value is 1; of a `0 or 1` there is always one.
+- Counters start at zero when the process does: use `rate()` and `increase()`.
+- Several control planes each tell what they see; the rules take the worst of them (`max by`).
+- Histograms have buckets from 0.5 ms to 10 s.
 
 """
 
@@ -83,11 +102,11 @@ def _section(title: str, schema: dict[str, Any], definitions: dict[str, Any]) ->
     return "\n".join(lines) + "\n\n"
 
 
-def render() -> str:
-    """Return the whole page."""
+def render_configuration() -> str:
+    """Return docs/configuration.md."""
     schema = json_schema()
     definitions = schema["$defs"]
-    page = HEAD + _section("The file", schema, definitions)
+    page = CONFIGURATION_HEAD + _section("The file", schema, definitions)
     for name, each in definitions.items():
         if "properties" in each:
             page += _section(_title(name), each, definitions)
@@ -99,14 +118,45 @@ def render() -> str:
     return page + "| flag | environment | default | meaning |\n|---|---|---|---|\n" + rows + "\n"
 
 
+def _metrics(groups: Mapping[str, Mapping[str, Any]]) -> str:
+    page = ""
+    for title, rows in groups.items():
+        page += f"### {title}\n| metric | kind | unit | labels | meaning |\n|---|---|---|---|---|\n"
+        for name, row in rows.items():
+            labels = ", ".join(f"`{label}`" for label in row.labels)
+            page += f"| `{name}` | {row.kind} | {row.unit} | {labels} | {row.help} |\n"
+        page += "\n"
+    return page
+
+
+def render_metrics() -> str:
+    """Return docs/metrics.md."""
+    agent = _metrics(sidecar_agent.metric_table.GROUPS)
+    control_plane = _metrics(xds_server.metric_table.GROUPS)
+    page = f"{METRICS_HEAD}## Control plane\n\n{control_plane}## Agent\n\n{agent}"
+    return page.rstrip("\n") + "\n"
+
+
+PAGES: dict[str, Callable[[], str]] = {
+    "configuration.md": render_configuration,
+    "metrics.md": render_metrics,
+}
+
+
 def main() -> None:
-    """Write the page; with --check only say whether it is current."""
-    page = render()
+    """Write the pages; with --check only say which are not current."""
+    pages = {DOCS / name: render() for name, render in PAGES.items()}
     if "--check" in sys.argv[1:]:
-        if not TARGET.exists() or TARGET.read_text() != page:
-            raise SystemExit("docs/configuration.md is stale: make docs")
+        stale = [
+            path.name
+            for path, page in pages.items()
+            if not path.exists() or path.read_text() != page
+        ]
+        if stale:
+            raise SystemExit(f"stale in docs/: {', '.join(stale)}: make docs")
         return
-    TARGET.write_text(page)
+    for path, page in pages.items():
+        path.write_text(page)
 
 
 if __name__ == "__main__":
