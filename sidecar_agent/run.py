@@ -12,6 +12,7 @@ from typing import Any
 import structlog
 
 import sidecar_agent
+from fleet_notify import ServiceManager
 from sidecar_agent.admin import AddressError, serving
 from sidecar_agent.agent import Agent
 from sidecar_agent.gpu.backend import GpuBackend, make_worker
@@ -61,7 +62,9 @@ async def run(settings: Settings, gpu: GpuWorker | None) -> int:
                 control_plane=settings.control_plane.address,
                 instances=[one.name for one in settings.instances],
             )
-            return await _until(stop, agent, gpu, end)
+            manager = ServiceManager.of_environment()
+            manager.ready(f"sending to {settings.control_plane.address}")
+            return await _until(stop, agent, gpu, end, manager)
     except AddressError as error:
         log.error("admin_address_not_bound", address=settings.admin, detail=str(error))  # noqa: TRY400
         return EXIT_ADDRESS
@@ -75,8 +78,15 @@ def _nothing() -> None:
     """Take a signal that means nothing here."""
 
 
-async def _until(stop: asyncio.Future[int], agent: Agent, gpu: GpuWorker | None, end: Any) -> int:
+async def _until(
+    stop: asyncio.Future[int],
+    agent: Agent,
+    gpu: GpuWorker | None,
+    end: Any,
+    manager: ServiceManager,
+) -> int:
     running = asyncio.create_task(agent.run(), name="agent")
+    beating = asyncio.create_task(manager.beat(), name="watchdog")
     watching = asyncio.create_task(_watch_restart(gpu, end), name="gpu-restart")
     try:
         futures: set[asyncio.Future[Any]] = {stop, running}
@@ -85,7 +95,8 @@ async def _until(stop: asyncio.Future[int], agent: Agent, gpu: GpuWorker | None,
             running.result()  # a bug ends the process with its traceback
         return stop.result()
     finally:
-        for task in (running, watching):
+        manager.stopping()
+        for task in (running, watching, beating):
             task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await task

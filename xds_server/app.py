@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Coroutine, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from fleet_notify import ServiceManager
 from xds_server import __version__, logs
 from xds_server.admin import AdminServer, Inside, UnknownInstanceError
 from xds_server.config.addresses import format_address
@@ -77,6 +78,7 @@ class App:
         self._path = path
         self._clock = clock
         self._log = logs.get("server")
+        self._manager = ServiceManager.of_environment()
         self._stop = asyncio.Event()
         self._wanted: asyncio.Queue[Capability] = asyncio.Queue()
         self.registry = Registry(config.topology)
@@ -205,6 +207,9 @@ class App:
         await server.start()
         self.xds_port = xds_port
         self._say_started(xds_port, listening.getsockname()[1])
+        self._manager.ready(
+            f"serving {self._path} on {format_address(self.settings.xds_host, xds_port)}"
+        )
         tune_gc()
         try:
             async with asyncio.TaskGroup() as group:
@@ -212,8 +217,10 @@ class App:
                     group.create_task(self._keep(name, part), name=name)
                     for name, part in self._parts().items()
                 ]
+                tasks.append(group.create_task(self._manager.beat(), name="watchdog"))
                 admin = group.create_task(self.admin.serve_on(listening), name="admin")
                 await self._stop.wait()
+                self._manager.stopping()
                 self._log.info(logs.SERVER_STOPPING)
                 for task in tasks:
                     task.cancel()
