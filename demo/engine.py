@@ -43,6 +43,7 @@ class EngineSpec:
     host: str = "127.0.0.1"
     port: int = 0
     """0 takes a free one, and keeps it over reloads."""
+    control_host: str = "127.0.0.1"
     control_port: int = 0
     reload_s: float = 8.0
     """From death to serving again."""
@@ -77,7 +78,7 @@ class Engine:
         """
         await self._begin_life()
         await self._control.setup()
-        await web.TCPSite(self._control, "127.0.0.1", self.control_port).start()
+        await web.TCPSite(self._control, self.spec.control_host, self.control_port).start()
         self.control_port = self._control.addresses[0][1]
         self._lives = asyncio.create_task(self._live_forever(), name="engine-lives")
 
@@ -217,7 +218,8 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> EngineSpec:
     batch = BatchSpec()
     parser.add_argument("--host", default="127.0.0.1", help="address to serve on")
     parser.add_argument("--port", type=int, default=0, help="port to serve on; 0 takes a free one")
-    parser.add_argument("--control-port", type=int, default=0, help="port for orders, on loopback")
+    parser.add_argument("--control-host", default="127.0.0.1", help="address to take orders on")
+    parser.add_argument("--control-port", type=int, default=0, help="port for orders")
     parser.add_argument("--name", default="engine", help="the instance's name")
     parser.add_argument(
         "--model", action="append", help="a model name that it answers to; repeatable"
@@ -252,6 +254,7 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> EngineSpec:
         ),
         host=given.host,
         port=given.port,
+        control_host=given.control_host,
         control_port=given.control_port,
         reload_s=given.reload_s,
         gpu_state=given.gpu_state,
