@@ -134,6 +134,7 @@ async def limits_lab(
     admission: AdmissionPolicy | None = None,
     echo: EchoEngine | None = None,
     divided: bool = False,
+    workers: int = 1,
     capability: Capability = Capability.COMPOSITE,
     proxies: Sequence[str] = ("one",),
     delta: bool = False,
@@ -196,7 +197,9 @@ async def limits_lab(
             config = bootstrap(
                 node_id=name, cluster="test", xds_host="127.0.0.1", xds_port=port, delta=delta
             )
-            envoy = await stack.enter_async_context(running_envoy(config, directory / name))
+            envoy = await stack.enter_async_context(
+                running_envoy(config, directory / name, concurrency=workers)
+            )
             lab.envoys[name] = envoy
             lab.ports[name] = await envoy.listener_port("llm")
 

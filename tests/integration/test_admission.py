@@ -178,11 +178,11 @@ async def test_a_refused_limiter_is_named_and_the_last_good_one_keeps_limiting(
         assert [(await lab.ask(b'{"max_tokens": 90}')).status for _ in range(5)] == [200] * 5
         good = lab.builder.build(a_plan(lab.topology))
         limiters = dict(good.of_type(EXTENSION_CONFIG).resources)
-        bad = TypedExtensionConfig.FromString(limiters["limits"].body)
+        bad = TypedExtensionConfig.FromString(limiters["limits/models"].body)
         config = LocalRateLimit.FromString(bad.typed_config.value)
         config.stat_prefix = ""
         bad.typed_config.value = config.SerializeToString()
-        limiters["limits"] = Resource.of("limits", bad.SerializeToString())
+        limiters["limits/models"] = Resource.of("limits/models", bad.SerializeToString())
         types = {**good.types, EXTENSION_CONFIG: TypeSnapshot(EXTENSION_CONFIG, limiters)}
         lab.cache.publish(Capability.COMPOSITE, Snapshot(types))
 
@@ -193,7 +193,7 @@ async def test_a_refused_limiter_is_named_and_the_last_good_one_keeps_limiting(
         status = await eventually(refused, what="a refusal")
         assert status is not None
         assert status.type_url == EXTENSION_CONFIG
-        assert status.error_names == ("limits",)
+        assert status.error_names == ("limits/models",)
         assert "StatPrefix" in status.error
         assert (await lab.ask(b'{"max_tokens": 90}')).status == 429
 
@@ -206,3 +206,12 @@ async def test_a_request_over_the_limit_does_not_cost_its_connection(tmp_path: P
         assert not any("connection" in each.headers for each in replies)
         total = await lab.envoys["one"].stat("http.llm.downstream_cx_total")
         assert total == 1
+
+
+async def test_the_workers_of_a_proxy_share_its_buckets(tmp_path: Path) -> None:
+    limit, policy = Limit(tokens_per_second=1, requests_per_second=1000), bucket_of(1, tokens=500)
+    async with limits_lab(
+        tmp_path, limit=limit, fallback=limit, admission=policy, workers=3
+    ) as lab:
+        replies = await lab.ask_at_once(60, b'{"max_tokens": 90}')
+        assert sorted(each.status for each in replies) == [200] * 5 + [429] * 55

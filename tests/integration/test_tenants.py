@@ -102,3 +102,34 @@ async def test_tenants_are_known_by_the_hash_of_their_key(tmp_path: Path) -> Non
         dump = await lab.envoys["one"].get("/config_dump")
         assert digest in dump
         assert "sk-secret" not in dump
+
+
+async def test_what_a_tenant_is_refused_is_not_taken_from_the_model(tmp_path: Path) -> None:
+    who = tenants(listed=(), others=Limit(requests_per_second=0.002), missing=Limit())
+    limit = Limit(tokens_per_second=0.5)
+    async with limits_lab(tmp_path, limit=limit, tenants=who, admission=SLOW) as lab:
+
+        async def admitted_tokens(tenant: str, count: int) -> int:
+            sent = JSON | {"x-tenant": tenant}
+            replies = [await lab.ask(b'{"max_tokens": 90}', headers=sent) for _ in range(count)]
+            return sum(each.status == 200 for each in replies)
+
+        assert await admitted_tokens("greedy", 10) == 2
+        assert [await admitted_tokens(name, 1) for name in "abcde"] == [1, 1, 1, 0, 0]
+
+
+async def test_a_flood_of_a_tenants_refused_tokens_leaves_the_models_requests_to_others(
+    tmp_path: Path,
+) -> None:
+    who = tenants(listed=(), others=Limit(tokens_per_second=0.1), missing=Limit())
+    limit = Limit(requests_per_second=0.01)
+    async with limits_lab(tmp_path, limit=limit, tenants=who, admission=SLOW) as lab:
+
+        async def count(tenant: str, number: int) -> int:
+            sent = JSON | {"x-tenant": tenant}
+            replies = [await lab.ask(b'{"max_tokens": 90}', headers=sent) for _ in range(number)]
+            return sum(each.status == 200 for each in replies)
+
+        assert await count("greedy", 30) == 1
+        assert [await count(name, 1) for name in "abcdefghijk"] == [1] * 9 + [0] * 2
+        await lab.assert_all_accepted()

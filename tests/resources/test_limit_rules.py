@@ -55,7 +55,7 @@ def test_what_has_no_limit_has_no_limiter():
 
 def test_a_model_is_limited_by_requests_and_by_tokens():
     model = replace(a_model(), limit=Limit(requests_per_second=5, tokens_per_second=1000))
-    rules = listener_rules(a_topology(model))
+    (rules,) = listener_rules(a_topology(model))
     assert [(rule.entries, rule.unit, rule.per_second) for rule in rules] == [
         ((("model", "chat"),), Unit.REQUESTS, 5),
         ((("model", "chat"),), Unit.TOKENS, 1000),
@@ -72,9 +72,8 @@ def test_classes_have_their_share_of_every_tenants_limit():
     core = RequestClass(name=ClassName("core"), header="x-class", quota_ratio=0.6)
     rest = RequestClass(name=ClassName("rest"))
     topology = replace(a_topology(), tenants=tenants, classes=(core, rest))
-    found = {
-        (rule.entries[1:], rule.unit.value): rule.per_second for rule in listener_rules(topology)
-    }
+    (rules,) = listener_rules(topology)
+    found = {(rule.entries[1:], rule.unit.value): rule.per_second for rule in rules}
     assert found == {
         ((("tenant", "a"),), "requests"): 100,
         ((("tenant", "a"), ("class", "core")), "requests"): 60,

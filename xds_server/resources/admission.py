@@ -17,6 +17,7 @@ from xds_server.core.policy import AdmissionPolicy
 from xds_server.resources import headers
 from xds_server.resources.clusters import ads
 from xds_server.resources.limit_rules import (
+    COUNTED,
     NAMELESS,
     TENANT,
     TIER,
@@ -42,7 +43,7 @@ from xds_server.resources.snapshot import EXTENSION_CONFIG, Resource, TypeSnapsh
 from xds_server.resources.token_cost import cost_command
 
 LIMITS = "limits"
-"""Name of the limiter in the listener for clients, and first part of the names of the tiers' limiters."""
+"""First part of the names of all limiters."""
 LIMITED = "local_rate_limited"
 """Envoy's `response_code_details` of what a limiter refuses."""
 TOKENS_HEADER = "x-estimated-tokens"
@@ -63,6 +64,15 @@ _UNLIMITED = 4_000_000_000
 def limiter_name(model: Model, tier: Tier) -> str:
     """Name the limiter of a tier."""
     return f"{LIMITS}/{model.name}/{tier.name}"
+
+
+def listener_limiters(topology: Topology) -> list[str]:
+    """Name the limiters of the listener for clients, in order."""
+    return [_name(rules) for rules in listener_rules(topology)]
+
+
+def _name(rules: Sequence[Rule]) -> str:
+    return f"{LIMITS}/{'tenants' if COUNTED in rules[0].keys else 'models'}"
 
 
 def limits_clients(topology: Topology) -> bool:
@@ -92,14 +102,12 @@ class LimitTable:
         self._policy = policy
         self._made: dict[float, TypeSnapshot] = {}
         self._limiters: list[_Limiter] = []
-        rules = listener_rules(topology)
-        if rules:
-            cost = cost_command()
-            self._limiters.append(_Limiter(LIMITS, rules, cost, topology.tenants))
+        for rules in listener_rules(topology):
+            made = _Limiter(_name(rules), rules, cost_command(), topology.tenants)
+            self._limiters.append(made)
         for model in topology.models:
             for tier in model.tiers:
-                rules = tier_rules(tier)
-                if rules:
+                if rules := tier_rules(tier):
                     name = limiter_name(model, tier)
                     self._limiters.append(_Limiter(name, rules, f"%REQ({TOKENS_HEADER})%"))
 

@@ -70,10 +70,14 @@ class Bucket:
         return cls(size, per_fill, per_fill / rate)
 
 
-def listener_rules(topology: Topology) -> list[Rule]:
-    """Return the rules for what clients send: of models and of tenants."""
+def listener_rules(topology: Topology) -> list[list[Rule]]:
+    """Return the rules for what clients send, by limiter, in the order in which these are asked.
+
+    What a tenant is refused has to reach no bucket that others use. A limiter takes from its buckets in the order of
+    their rates, whatever their units, and gives nothing back; so tenants have one of their own, before the models'.
+    """
     of_models = [rule for model in topology.models for rule in model_rules(model)]
-    return [*of_models, *tenant_rules(topology)]
+    return [rules for rules in (tenant_rules(topology), of_models) if rules]
 
 
 def model_rules(model: Model) -> list[Rule]:

@@ -12,10 +12,10 @@ from xds_server.core.model import Topology
 from xds_server.core.policy import FailurePolicy, Policy
 from xds_server.resources.access_log import attempt_log, request_log
 from xds_server.resources.admission import (
-    LIMITS,
     counts_tokens,
     limiter_filter,
     limits_clients,
+    listener_limiters,
 )
 from xds_server.resources.capability import Capability
 from xds_server.resources.clusters import BUFFER_LIMIT_BYTES, ads
@@ -66,7 +66,7 @@ def author_listener(topology: Topology, policy: Policy) -> Any:
             counting(policy.admission) if counts_tokens(topology) else None,
         ),
         *tenant_filters(topology.tenants),
-        *([limiter_filter(LIMITS)] if limits_clients(topology) else []),
+        *(limiter_filter(name) for name in listener_limiters(topology)),
         *author_last_net(topology.models, policy.failures),
         *stream_error_filters(policy.evidence),
     ]
