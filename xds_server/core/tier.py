@@ -165,7 +165,7 @@ def _add_up(instances: tuple[InstanceState, ...], slots: list[float]) -> Sums:
     serving = blind = lags = 0
     due = inf
     for k, state in zip(slots, instances, strict=True):
-        if state.deadline < due:
+        if state.deadline < due:  # noqa: PLR1730  # a call per instance and step
             due = state.deadline
         total += k
         share = k * state.ceiling
