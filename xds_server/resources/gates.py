@@ -67,7 +67,10 @@ def gate_listener(
         patiences: The time limits of the model's routes.
         evidence: Whether attempts are logged. The chain only knows that it went to a gate.
     """
-    routes = [_route(model, tier, each) for each in sorted(set(patiences))]
+    known = sorted(set(patiences))
+    routes = [_route(model, tier, each, said=str(each)) for each in known]
+    # While a change of the times is under way, routes may still tell what this listener knows no more.
+    routes.append(_route(model, tier, known[-1]))
     name = gate_name(model, tier)
     manager = typed.hcm.HttpConnectionManager(
         stat_prefix="gate",
@@ -118,9 +121,13 @@ def _router(evidence: EvidencePolicy) -> Any:
     return typed.hcm.HttpFilter(name="envoy.filters.http.router", typed_config=pack(config))
 
 
-def _route(model: Model, tier: Tier, patience: Patience) -> Any:
+def _route(model: Model, tier: Tier, patience: Patience, *, said: str | None = None) -> Any:
+    """Author the route of requests that say this of their patience; of all that are left when it is None."""
     r = typed.route
-    said = typed.matcher.StringMatcher(exact=str(patience))
+    match = r.RouteMatch(prefix="/")
+    if said is not None:
+        exact = typed.matcher.StringMatcher(exact=said)
+        match.headers = [r.HeaderMatcher(name=PATIENCE_HEADER, string_match=exact)]
     policy = r.RetryPolicy(num_retries=0)
     if patience.headers_s:
         policy.per_try_timeout = duration(patience.headers_s * EARLIER)
@@ -135,9 +142,7 @@ def _route(model: Model, tier: Tier, patience: Patience) -> Any:
     affinity.set_hash_policy(action, affinity.of(model))
     return r.Route(
         name=GATE_ROUTE,
-        match=r.RouteMatch(
-            prefix="/", headers=[r.HeaderMatcher(name=PATIENCE_HEADER, string_match=said)]
-        ),
+        match=match,
         route=action,
         request_headers_to_remove=[PATIENCE_HEADER, TOKENS_HEADER],
     )
