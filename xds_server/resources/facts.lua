@@ -198,7 +198,11 @@ function envoy_on_request(handle)
   local body = handle:body()
   local length = body and body:length() or 0
   local facts = {}
-  local readable = length == 0 or read(body:getBytes(0, length), facts)
+  local readable = true
+  if length > 0 then -- a body that makes this program fail must not pass as one that says nothing
+    local went_well, found = pcall(read, body:getBytes(0, length), facts)
+    readable = went_well and found
+  end
   if publish(handle:streamInfo():dynamicMetadata(), facts, readable, length) then
     handle:clearRouteCache() -- routes match on facts
   end
