@@ -133,3 +133,15 @@ async def test_a_flood_of_a_tenants_refused_tokens_leaves_the_models_requests_to
         assert await count("greedy", 30) == 1
         assert [await count(name, 1) for name in "abcdefghijk"] == [1] * 9 + [0] * 2
         await lab.assert_all_accepted()
+
+
+async def test_limits_of_the_others_do_not_bind_a_listed_tenant(tmp_path: Path) -> None:
+    row = Tenant(name=TenantName("acme"), key="acme", limit=Limit(requests_per_second=0.006))
+    who = tenants(listed=(row,), others=Limit(tokens_per_second=0.1), missing=Limit())
+    async with limits_lab(tmp_path, tenants=who, admission=SLOW) as lab:
+        body = b'{"max_tokens": 90}'
+        for name, expected in (("acme", 6), ("other", 1)):
+            sent = JSON | {"x-tenant": name}
+            statuses = [(await lab.ask(body, headers=sent)).status for _ in range(8)]
+            assert statuses == [200] * expected + [429] * (8 - expected)
+        await lab.assert_all_accepted()

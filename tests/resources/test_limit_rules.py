@@ -13,7 +13,14 @@ from xds_server.core.limits import Limit, Tenant, TenantName, Tenants
 from xds_server.core.model import ClassName, RequestClass
 from xds_server.core.policy import AdmissionPolicy
 from xds_server.resources.admission import LimitTable, counts_tokens, limits_clients
-from xds_server.resources.limit_rules import Bucket, Rule, Unit, listener_rules, tier_rules
+from xds_server.resources.limit_rules import (
+    UNLIMITED,
+    Bucket,
+    Rule,
+    Unit,
+    listener_rules,
+    tier_rules,
+)
 
 POLICY = AdmissionPolicy()
 UINT32_MAX = 2**32 - 1
@@ -40,6 +47,7 @@ def test_a_bucket_fills_at_its_part_of_the_limit(rate, share, unit):
         pytest.param(Unit.TOKENS, 10, 1.0, 4096, id="one request of a small limit"),
         pytest.param(Unit.REQUESTS, 50, 1.0, 20, id="requests"),
         pytest.param(Unit.REQUESTS, 0.1, 1.0, 1, id="one request in ten seconds"),
+        pytest.param(Unit.TOKENS, 1e9, 1.0, 400_000_000, id="the largest limit"),
     ],
 )
 def test_a_bucket_holds_a_burst_and_at_least_one_request(unit, per_second, share, size):
@@ -84,6 +92,21 @@ def test_classes_have_their_share_of_every_tenants_limit():
     }
 
 
+def test_a_listed_tenant_is_not_bound_by_limits_of_the_others():
+    tenants = Tenants(
+        header="x-tenant",
+        listed=(Tenant(name=TenantName("a"), key="a", limit=Limit(requests_per_second=9)),),
+        others=Limit(tokens_per_second=5),
+    )
+    (rules,) = listener_rules(replace(a_topology(), tenants=tenants))
+    assert [(rule.entries[1][1], rule.unit.value, rule.per_second) for rule in rules] == [
+        ("a", "requests", 9),
+        ("a", "tokens", UNLIMITED),
+        ("", "tokens", 5),
+    ]
+    assert Bucket.of(rules[1], 1.0, POLICY).max_tokens <= UINT32_MAX
+
+
 def test_tokens_are_counted_only_where_something_limits_them():
     chat, code = a_model("chat"), a_model("code", prefix="/code/")
     limited = replace(chat, limit=Limit(tokens_per_second=1))
@@ -115,3 +138,8 @@ def test_memory_of_parts_is_bounded():
         table.resources(1 / (number + 1))
     assert table.resources(1.0) is not first
     assert table.resources(1.0).version == first.version
+
+
+def test_no_policy_makes_a_bucket_that_envoy_cannot_hold():
+    policy = AdmissionPolicy(burst_s=1e6, largest_request_tokens=10**12)
+    assert Bucket.of(Rule((), Unit.TOKENS, 1e9), 1.0, policy).max_tokens == UINT32_MAX

@@ -1,9 +1,9 @@
 """ECDS: the limiters, as configurations that proxies fetch apart from their listeners.
 
 A limiter whose configuration changes starts with full buckets. Delivered by ECDS it changes only when its own
-numbers do: not with weights (RDS), and unlike a change of the listener it reaches open connections at once
-(envoy.md of the research, section 5; seen on 1.40). What is refused gets OpenAI's error body from the
-listener's mapping of local replies, and `retry-after`.
+numbers do: not with weights (RDS), where a limiter on a route would start anew with every push; and unlike a change of
+the listener it reaches open connections at once (all seen on 1.40). What is refused gets OpenAI's error body from
+the listener's mapping of local replies, and `retry-after`.
 """
 
 from __future__ import annotations

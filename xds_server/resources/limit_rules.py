@@ -23,6 +23,10 @@ UNIT = "unit"
 ANY = ""
 """In a descriptor: every value, each with a bucket of its own."""
 YES = "yes"
+LARGEST = 2**32 - 1
+"""What Envoy's buckets can hold."""
+UNLIMITED = 1e9
+"""The most that a configuration can set, and more than any fleet sees."""
 
 
 class Unit(StrEnum):
@@ -67,7 +71,7 @@ class Bucket:
         least = policy.largest_request_tokens if rule.unit is Unit.TOKENS else 1
         per_fill = max(1, math.ceil(rate))
         size = max(least, math.ceil(rate * policy.burst_s))
-        return cls(size, per_fill, per_fill / rate)
+        return cls(min(size, LARGEST), per_fill, per_fill / rate)
 
 
 def listener_rules(topology: Topology) -> list[list[Rule]]:
@@ -97,7 +101,10 @@ def tenant_rules(topology: Topology) -> list[Rule]:
 
 def _tenant_rules(tenants: Tenants, topology: Topology) -> Iterator[Rule]:
     quotas = [each for each in topology.classes if each.quota_ratio is not None]
-    everyone = [((TENANT, each.key), each.limit) for each in tenants.listed]
+    # What a listed tenant has no limit for is unlimited: without a bucket of its own the others' would be found.
+    everyone = [
+        ((TENANT, each.key), _filled(each.limit, like=tenants.others)) for each in tenants.listed
+    ]
     everyone += [((TENANT, ANY), tenants.others), ((NAMELESS, YES), tenants.missing)]
     for one, limit in everyone:
         who = ((COUNTED, YES), one)
@@ -105,6 +112,18 @@ def _tenant_rules(tenants: Tenants, topology: Topology) -> Iterator[Rule]:
         for each in quotas:
             assert each.quota_ratio is not None
             yield from _rules(limit, (*who, (CLASS, each.name)), each.quota_ratio)
+
+
+def _filled(limit: Limit, *, like: Limit) -> Limit:
+    """Return a limit that has whatever the other has, as much as a bucket holds where it had none."""
+
+    def either(own: float | None, other: float | None) -> float | None:
+        return UNLIMITED if own is None and other is not None else own
+
+    return Limit(
+        requests_per_second=either(limit.requests_per_second, like.requests_per_second),
+        tokens_per_second=either(limit.tokens_per_second, like.tokens_per_second),
+    )
 
 
 def _rules(
