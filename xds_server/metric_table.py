@@ -41,6 +41,8 @@ TYPES = tuple(
         "ClusterLoadAssignment",
         "Listener",
         "RouteConfiguration",
+        "Runtime",
+        "Secret",
         "TypedExtensionConfig",
     )
 )

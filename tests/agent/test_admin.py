@@ -23,6 +23,7 @@ from sidecar_agent.gpu.facts import (
     GpuSnapshot,
     MemoryKind,
 )
+from sidecar_agent.metric_table import METRICS
 from sidecar_agent.settings import Settings
 from tests.fakes.engine_pages import EnginePages, page
 from tests.fakes.gpu_reader import scripted
@@ -305,3 +306,41 @@ async def test_low_vram_before_the_end_is_a_suspicion():
         await one.engine.stop()
         await until(lambda: one.server.samples[-1].engine.out_of_memory)
         assert "50 MiB of VRAM free just before" in one.server.samples[-1].engine.detail
+
+
+async def test_everything_that_the_agent_knows_is_on_its_page():
+    def fact(value):
+        return Fact(FactStatus.OK, value)
+
+    gpu = GpuReading(
+        uuid="GPU-1",
+        index=0,
+        health=GpuHealth.OK,
+        memory_total_bytes=fact(80e9),
+        memory_used_bytes=fact(70e9),
+        memory_reserved_bytes=fact(1e9),
+        memory_free_bytes=fact(9e9),
+        utilization_ratio=fact(0.5),
+        temperature_celsius=fact(60.0),
+        power_watts=fact(300.0),
+    )
+    known = GpuSnapshot(driver=DriverState.OK, read_at=time.monotonic(), gpus=(gpu,))
+    async with running(worker=scripted(known)[0], gpus=["GPU-1"]) as one:
+        await until(lambda: one.server.samples and one.agent.uplink.status.last_ack_at)
+        _, text = await one.call("GET", "/metrics")
+    shown = {line.partition("{")[0].partition(" ")[0] for line in text.splitlines()}
+    # Nobody asked for tokens, and no GPU had an error.
+    assert set(METRICS) - shown == {"fleet_agent_token_probes_total", "fleet_agent_gpu_xids_total"}
+    assert 'fleet_agent_engine_waiting_requests{engine_instance="a"} 20.0' in text
+    assert 'fleet_agent_gpu_power_watts{gpu="GPU-1"} 300.0' in text
+    assert {line.split()[2] for line in text.splitlines() if line.startswith("# TYPE")} == set(
+        METRICS
+    )
+
+
+async def test_what_the_driver_does_not_say_has_no_series():
+    async with running(worker=scripted(gpus())[0], gpus=["GPU-1"]) as one:
+        await until(lambda: one.server.samples)
+        _, text = await one.call("GET", "/metrics")
+    assert "fleet_agent_gpu_memory_free_bytes{" in text
+    assert "fleet_agent_gpu_power_watts{" not in text

@@ -2,11 +2,13 @@ from __future__ import annotations
 
 import io
 import json
+from pathlib import Path
 
 import pytest
 import structlog
 from prometheus_client.parser import text_string_to_metric_families
 
+import xds_server
 from xds_server import logs
 from xds_server.metrics import METRICS, Exposition, Tally
 
@@ -38,6 +40,42 @@ def test_names_follow_the_conventions():
         assert bool(metric.buckets) == (metric.kind == "histogram")
         assert metric.help.endswith(".")
         assert metric.unit
+
+
+def test_somebody_counts_or_reads_every_name_of_the_table():
+    root = Path(xds_server.__file__).parent
+    table = root / "metric_table.py"
+    code = "".join(path.read_text() for path in root.rglob("*.py") if path != table)
+    assert [name for name in METRICS if f'"{name}"' not in code] == [
+        name for name in METRICS if name.startswith("process_")
+    ]
+
+
+def test_a_counter_that_alerts_need_begins_at_zero():
+    samples = families(Tally())["fleet_xds_nacks"].samples
+    assert {each.labels["type"]: each.value for each in samples}["Cluster"] == 0
+    tally = Tally()
+    tally.add("fleet_xds_nacks_total", "Cluster")
+    samples = families(tally)["fleet_xds_nacks"].samples
+    assert [each.value for each in samples if each.labels["type"] == "Cluster"] == [1]
+
+
+def test_what_is_known_of_the_process_is_shown():
+    found = families(Tally())
+    assert found["process_resident_memory_bytes"].samples[0].value > 1e6
+    assert found["process_cpu_seconds"].samples[0].value > 0
+
+
+def test_what_is_many_is_read_when_the_text_is_made():
+    read = []
+
+    def later():
+        read.append("read")
+        yield "fleet_instance_weight", ("chat", "primary", "a"), 7.0
+
+    scrape = Exposition(Tally(), list, later).take()
+    assert not read
+    assert b'engine_instance="a",model="chat",tier="primary"} 7.0' in scrape.text()
 
 
 def test_counters_and_gauges_carry_their_labels():
