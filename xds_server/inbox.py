@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from xds_server.core.inputs import Drain, Evidence, Input
+from xds_server.core.inputs import Drain, Evidence, Force, Input
 from xds_server.core.model import InstanceId
 from xds_server.core.sample import Sample
 
@@ -47,9 +47,9 @@ class Inbox:
         if is_new:
             self._wake()
 
-    def command(self, drain: Drain) -> None:
+    def command(self, order: Drain | Force) -> None:
         """Take an operator's command; it does not wait."""
-        self._first.append(drain)
+        self._first.append(order)
         self.is_urgent = True
         self._wake()
 

@@ -6,14 +6,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from math import inf
 from typing import NamedTuple
 
-from xds_server.core import events, faults, instance, publish, spill
+from xds_server.core import events, faults, force, instance, publish, spill
 from xds_server.core import tier as tiers
 from xds_server.core.levels import LevelTrack
 from xds_server.core.model import Instance, InstanceId, Model, TierName, Topology
 from xds_server.core.plan import Event, ModelPlan
 from xds_server.core.policy import Policy
 from xds_server.core.spill import SpillState
-from xds_server.core.state import FleetState, InstanceState, ModelState, TierState
+from xds_server.core.state import FleetState, Forced, InstanceState, ModelState, TierState
 
 
 class Place(NamedTuple):
@@ -34,6 +34,7 @@ class Seed(NamedTuple):
     known_tiers: frozenset[TierName]
     spill: SpillState | None
     plan: ModelPlan | None
+    forced: Forced | None = None
 
 
 NOTHING = Seed({}, frozenset(), {}, {}, frozenset(), None, None)
@@ -103,6 +104,8 @@ def retarget(state: FleetState, topology: Topology, policy: Policy, now: float) 
             pending.append(events.left(model.model.name, tier.tier.name, s))
     for after in models:
         if after.model.name in before:
+            ended = force.rule(before[after.model.name].forced, after.model, after.steps, now).event
+            pending += () if ended is None else (ended,)
             pending += publish.plan_events(before[after.model.name].plan, after.plan)
     return fleet(topology, models, started_at=state.started_at, pending=tuple(pending))
 
@@ -148,11 +151,15 @@ def build(
         still_easing = {n for n, s in enumerate(instances) if s.instance.id in seed.easing}
         steps.append(tiers.step(state, still_easing, policy, now))
     spilled = seed.spill or spill.initial(len(steps))
+    ruling = force.rule(seed.forced, model, steps, now)
     spilled, shares, again_at = spill.step(
-        spilled, [step.reading for step in steps], policy.spill, now
+        spilled, [step.reading for step in steps], policy.spill, now, forced=ruling.position
     )
+    shares = force.shares(shares, ruling)
     plan = publish.model_plan(seed.plan, model.name, steps, shares, policy.weights)
     due = min([step.deadline for step in steps], default=inf)
+    if ruling.forced is not None:
+        due = min(due, ruling.forced.until)
     return ModelState(
         model=model,
         tiers=tuple([step.state for step in steps]),
@@ -160,6 +167,7 @@ def build(
         spill=spilled,
         plan=plan,
         deadline=due if again_at is None else min(due, again_at),
+        forced=ruling.forced,
     )
 
 
@@ -188,6 +196,7 @@ def _seed(before: ModelState | None, after: Model) -> Seed:
         known_tiers=frozenset(tier.tier.name for tier in before.tiers if tier.is_known),
         spill=before.spill if same_chain else None,
         plan=before.plan,
+        forced=before.forced,
     )
 
 

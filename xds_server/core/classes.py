@@ -23,6 +23,7 @@ from math import exp, isfinite
 
 from xds_server.core.model import ClassName, ModelName, RequestClass, WhenCritical
 from xds_server.core.plan import (
+    FORCED,
     TIER_WEIGHT_TOTAL,
     ClassPlan,
     Event,
@@ -280,7 +281,9 @@ def _plans(
     classes: Sequence[RequestClass], model: ModelPlan, demand: Sequence[float]
 ) -> tuple[ClassPlan, ...]:
     shares = [tier.share for tier in model.tiers]
-    is_critical = model.tiers[0].level is Level.CRITICAL
+    first = model.tiers[0]
+    # What an operator sends elsewhere does not press the first tier.
+    is_critical = first.level is Level.CRITICAL and first.reason.rule != FORCED
     does = [each.when_critical if is_critical else WhenCritical.SERVE for each in classes]
     # The tiers' shares are of what reaches engines: what is shed has no part in them.
     left = [

@@ -22,10 +22,10 @@ from operator import attrgetter, is_not
 from zlib import crc32
 
 from xds_server.core import events as happened
-from xds_server.core import faults, instance, publish, spill, witness
+from xds_server.core import faults, force, instance, publish, spill, witness
 from xds_server.core import tier as tiers
 from xds_server.core.assemble import initial_state, retarget
-from xds_server.core.inputs import Drain, Input
+from xds_server.core.inputs import Drain, Evidence, Force, Input
 from xds_server.core.model import ModelName
 from xds_server.core.plan import Event, Level, Plan
 from xds_server.core.policy import Policy
@@ -36,7 +36,7 @@ __all__ = ["evaluate", "initial_state", "observe", "retarget"]
 
 _HEALTHY = Level.HEALTHY
 _FRESHNESS = attrgetter("freshness")
-_News = list[tuple[int, int, Input]]
+_News = list[tuple[int, int, Sample | Drain | Evidence]]
 """Tier, position and input, in order of arrival."""
 
 
@@ -55,7 +55,11 @@ def observe(state: FleetState, inputs: Sequence[Input], policy: Policy, now: flo
     """
     index = state.index
     touched: dict[int, _News] = {}
+    orders: list[Force] = []
     for item in inputs:
+        if isinstance(item, Force):
+            orders.append(item)
+            continue
         where = index.get(item.instance)
         if where is not None:
             model, tier, position = where
@@ -63,7 +67,7 @@ def observe(state: FleetState, inputs: Sequence[Input], policy: Policy, now: flo
             if news is None:
                 news = touched[model] = []
             news.append((tier, position, item))
-    if not touched:
+    if not touched and not orders:
         return state
     models = list(state.models)
     events = list(state.pending)
@@ -71,6 +75,8 @@ def observe(state: FleetState, inputs: Sequence[Input], policy: Policy, now: flo
     for number, news in touched.items():
         after = models[number] = _take(models[number], news, policy, now, events)
         deadline = min(deadline, after.deadline)
+    for order in orders:
+        deadline = min(deadline, _order(models, order, now, events))
     return FleetState(
         topology=state.topology,
         models=tuple(models),
@@ -132,6 +138,17 @@ def _unchanged(state: FleetState, events: list[Event]) -> tuple[FleetState, Plan
     return (replace(state, pending=()) if state.pending else state), plan
 
 
+def _order(models: list[ModelState], order: Force, now: float, events: list[Event]) -> float:
+    """Take an operator's order in; return when its model must be decided upon."""
+    for number, model in enumerate(models):
+        if model.model.name == order.model:
+            models[number], event = force.take(model, order, now)
+            if event is not None:
+                events.append(event)
+            return models[number].deadline
+    return inf
+
+
 def _take(
     model: ModelState, news: _News, policy: Policy, now: float, events: list[Event]
 ) -> ModelState:
@@ -173,7 +190,9 @@ def _take(
     if is_same:
         return model
     due = min(model.deadline, due if is_quiet else now)
-    return ModelState(model.model, tuple(states), model.steps, model.spill, model.plan, due)
+    return ModelState(
+        model.model, tuple(states), model.steps, model.spill, model.plan, due, model.forced
+    )
 
 
 def _may_take_out(state: InstanceState, tier: Sequence[InstanceState]) -> bool:
@@ -247,13 +266,21 @@ def _decide(model: ModelState, policy: Policy, now: float, events: list[Event]) 
         else:
             steps.append(tiers.step(state, _shaken(last.state, state), policy, now))
     readings = [step.reading for step in steps]
-    spilled, shares, again_at = spill.step(model.spill, readings, policy.spill, now)
+    ruling = force.rule(model.forced, model.model, steps, now)
+    spilled, shares, again_at = spill.step(
+        model.spill, readings, policy.spill, now, forced=ruling.position
+    )
+    shares = force.shares(shares, ruling)
     plan = publish.model_plan(model.plan, model.model.name, steps, shares, policy.weights)
+    if ruling.event is not None:
+        events.append(ruling.event)
     events += publish.plan_events(model.plan, plan)
     events += publish.freeze_events(model, steps)
     due = min([step.deadline for step in steps], default=inf)
     if again_at is not None:
         due = min(due, again_at)
+    if ruling.forced is not None:
+        due = min(due, ruling.forced.until)
     return ModelState(
         model.model,
         tuple([step.state for step in steps]),
@@ -261,6 +288,7 @@ def _decide(model: ModelState, policy: Policy, now: float, events: list[Event]) 
         spilled,
         plan,
         due,
+        ruling.forced,
     )
 
 

@@ -137,6 +137,14 @@ def tier_event(model: ModelName, tier: TierName, *, name: str, reason: Reason) -
     return Event(name=name, model=model, tier=tier, instance=None, reason=reason)
 
 
+def forced(model: ModelName, tier: TierName, *, name: str, reason: Reason, before: str) -> Event:
+    """Return the event of an order that one tier gets everything: given or ended."""
+    after = tier if name == "tier_forced" else ""
+    return Event(
+        name=name, model=model, tier=tier, instance=None, reason=reason, before=before, after=after
+    )
+
+
 _TELEMETRY = {
     Freshness.FRESH: ("telemetry_returned", "Its agent is heard again."),
     Freshness.HOLD: ("telemetry_stale", "Its telemetry is old: the last weight is kept."),

@@ -6,6 +6,7 @@ from typing import Any
 
 from xds_server.core.faults import PROXY_CAUSES
 from xds_server.core.plan import (
+    FORCED,
     TIER_WEIGHT_TOTAL,
     ClassPlan,
     EndpointHealth,
@@ -41,6 +42,7 @@ _CHANGES = {
     "operator_drain": "The operator taking the drain back.",
     "no_capacity": "An instance of the tier becoming able to take requests.",
     "restored": _TELEMETRY,
+    FORCED: "The time of the order being over, `unforce`, or the tier becoming unable to take requests.",
 }
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from xds_server.core.model import InstanceId
+from xds_server.core.model import InstanceId, ModelName, TierName
 from xds_server.core.sample import Sample
 
 
@@ -36,4 +36,19 @@ class Evidence:
         return bool(self.cause)
 
 
-Input = Sample | Drain | Evidence
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Force:
+    """An operator gives one tier all requests of its model for a time, or takes that back."""
+
+    model: ModelName
+    tier: TierName | None
+    """None = take it back."""
+    who: str
+    why: str = ""
+    until: float = 0.0
+    """Monotonic seconds at which it ends by itself."""
+    until_unix_s: float = 0.0
+    """The same moment by the wall clock, for people."""
+
+
+Input = Sample | Drain | Evidence | Force

@@ -34,11 +34,13 @@ from xds_server.core.plan import (
 )
 from xds_server.core.policy import Policy
 from xds_server.core.spill import SpillState, TierSpill
-from xds_server.core.state import FleetState, InstanceState, ModelState, TierState
+from xds_server.core.state import FleetState, Forced, InstanceState, ModelState, TierState
 from xds_server.core.vram import VramWatch
 
 VERSION = 1
 _E = TypeVar("_E", bound=StrEnum)
+_LAST_UNIX_S = 253402300799.0
+"""The end of the year 9999: dates have no later one."""
 _RESTORED = Reason(rule="restored", text="Restored: the control plane restarted.")
 
 
@@ -78,7 +80,14 @@ def dump_lazily(state: FleetState, plan: Plan | None, now: float) -> dict[str, A
     }
 
 
-def restore(topology: Topology, policy: Policy, data: Mapping[str, Any], now: float) -> FleetState:
+def restore(
+    topology: Topology,
+    policy: Policy,
+    data: Mapping[str, Any],
+    now: float,
+    *,
+    away_s: float = 0.0,
+) -> FleetState:
     """Start from a kept state.
 
     Args:
@@ -87,6 +96,7 @@ def restore(topology: Topology, policy: Policy, data: Mapping[str, Any], now: fl
         policy: The thresholds.
         data: What `dump` wrote.
         now: Monotonic seconds.
+        away_s: How long ago that was: an operator's order ends when it was said to.
 
     Returns:
         The state, with the published weights, fault states and remaining holds of the kept one.
@@ -100,7 +110,8 @@ def restore(topology: Topology, policy: Policy, data: Mapping[str, Any], now: fl
         raise ValueError(f"state.version: {version}; expected {VERSION}")
     kept = root.get("models").mapping()
     models = tuple(
-        _restore_model(model, kept.get(model.name), policy, now) for model in topology.models
+        _restore_model(model, kept.get(model.name), policy, now, away_s)
+        for model in topology.models
     )
     return assemble.fleet(topology, models, started_at=now, pending=())
 
@@ -129,6 +140,19 @@ def _dump_model(model: ModelState, plan: ModelPlan, now: float) -> dict[str, Any
         "demand": model.spill.demand,
         "unseen_ratio": model.spill.unseen_ratio,
         "tiers": tiers,
+        "forced": _dump_forced(model.forced, now),
+    }
+
+
+def _dump_forced(forced: Forced | None, now: float) -> dict[str, Any] | None:
+    if forced is None:
+        return None
+    return {
+        "tier": str(forced.tier),
+        "left_s": max(0.0, forced.until - now),
+        "until_unix_s": forced.until_unix_s,
+        "who": forced.who,
+        "why": forced.why,
     }
 
 
@@ -168,7 +192,9 @@ def _age(since: float | None, now: float) -> float | None:
     return None if since is None else max(0.0, now - since)
 
 
-def _restore_model(model: Model, kept: _Node | None, policy: Policy, now: float) -> ModelState:
+def _restore_model(
+    model: Model, kept: _Node | None, policy: Policy, now: float, away_s: float
+) -> ModelState:
     tiers = {} if kept is None else kept.get("tiers").mapping()
     known: dict[Place, InstanceState] = {}
     corrections: dict[InstanceId, float] = {}
@@ -209,9 +235,23 @@ def _restore_model(model: Model, kept: _Node | None, policy: Policy, now: float)
         known_tiers=frozenset(known_tiers),
         spill=_restore_spills(kept, tuple(spills)) if kept is not None and whole else None,
         plan=ModelPlan(name=model.name, tiers=tuple(plans)) if whole else None,
+        forced=None if kept is None else _restore_forced(kept, now - away_s),
     )
     return assemble.build(
         model, policy, now, known=known, newcomer=lambda _: faults.present(now), seed=seed
+    )
+
+
+def _restore_forced(kept: _Node, written_at: float) -> Forced | None:
+    node = kept.mapping().get("forced")
+    if node is None or node.value is None:
+        return None
+    return Forced(
+        tier=TierName(node.get("tier").text()),
+        until=written_at + node.get("left_s").number(low=0.0),
+        until_unix_s=node.get("until_unix_s").number(low=0.0, high=_LAST_UNIX_S),
+        who=node.get("who").text(),
+        why=node.get("why").text(),
     )
 
 

@@ -16,6 +16,8 @@ from xds_server.core.sentences import SENTENCES
 
 TIER_WEIGHT_TOTAL = 1000
 """The tier weights of a model add up to this: a step of 0.1 %."""
+FORCED = "forced"
+"""Rule of the reason of every tier of a model while an operator gives one of them everything."""
 
 
 class FaultState(StrEnum):

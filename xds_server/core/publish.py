@@ -17,6 +17,7 @@ from xds_server.core import reasons
 from xds_server.core.faults import Track
 from xds_server.core.model import ModelName
 from xds_server.core.plan import (
+    FORCED,
     TIER_WEIGHT_TOTAL,
     EndpointHealth,
     Event,
@@ -80,6 +81,7 @@ def model_plan(
             and before.level is step.level
             and before.weight == integers[number]
             and before.reason.rule == reason.rule
+            and (reason.rule != FORCED or before.reason == reason)
             and not _has_moved(before.pressure, step.pressure, _SHOWN_PRESSURE)
             and not _has_moved(before.demand, share.demand, _SHOWN_RATIO * (before.demand or 0.0))
             and not _has_moved(

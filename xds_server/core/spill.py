@@ -150,7 +150,12 @@ def initial(tiers: int) -> SpillState:
 
 
 def step(
-    state: SpillState, readings: Sequence[TierReading], policy: SpillPolicy, now: float
+    state: SpillState,
+    readings: Sequence[TierReading],
+    policy: SpillPolicy,
+    now: float,
+    *,
+    forced: int | None = None,
 ) -> tuple[SpillState, tuple[TierShare, ...], float | None]:
     """Decide every tier's share.
 
@@ -159,6 +164,7 @@ def step(
         readings: One per tier in chain order; the last one takes whatever the others pass on.
         policy: The thresholds.
         now: Monotonic seconds, on the clock of the samples.
+        forced: Position of the tier that really gets everything, by an operator's order.
 
     Returns:
         The new state, one share per tier, and when to step again though no sample came (None: no need).
@@ -212,6 +218,8 @@ def step(
             unseen += share
         if reading.lag_s is not None:
             lag_s = max(lag_s, reading.lag_s)
+    if forced is not None:
+        unseen = float(readings[forced].is_static)
     # The flows show what proxies were told one loop delay ago, smoothed; so must this.
     moved = 1.0 - exp(-clock.elapsed_s / (policy.demand_smoothing_s + lag_s))
     after = SpillState(

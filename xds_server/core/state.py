@@ -10,7 +10,7 @@ from xds_server.core.faults import Track
 from xds_server.core.flow import InstanceFlow
 from xds_server.core.hysteresis import Latch
 from xds_server.core.levels import LevelTrack
-from xds_server.core.model import Instance, InstanceId, Model, Tier, Topology
+from xds_server.core.model import Instance, InstanceId, Model, Tier, TierName, Topology
 from xds_server.core.plan import Event, Freshness, Level, ModelPlan
 from xds_server.core.pressure import Held
 from xds_server.core.record import record
@@ -95,6 +95,18 @@ class TierStep(NamedTuple):
 
 
 @record
+class Forced:
+    """An order in force that one tier gets all requests (`core/force.py`)."""
+
+    tier: TierName
+    until: float
+    """Monotonic seconds."""
+    until_unix_s: float
+    who: str
+    why: str
+
+
+@record
 class ModelState:
     """One model: its tiers, its spill and the plan that was published."""
 
@@ -106,6 +118,7 @@ class ModelState:
     spill: SpillState
     plan: ModelPlan
     deadline: float
+    forced: Forced | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
