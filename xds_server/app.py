@@ -11,6 +11,8 @@ from collections.abc import Callable, Collection, Coroutine, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from starlette.routing import BaseRoute
+
 from fleet_notify import ServiceManager
 from xds_server import __version__, logs
 from xds_server.admin import AdminServer, Inside, UnknownInstanceError
@@ -27,13 +29,15 @@ from xds_server.evidence.page import describe_evidence
 from xds_server.evidence.pulse import Pulse
 from xds_server.evidence.server import EVIDENCE_SERVICES, EvidenceServer
 from xds_server.fleet import Fleet
-from xds_server.history import History
+from xds_server.history import History, config_version
 from xds_server.history_pages import HistoryPages
 from xds_server.ingest.registry import Registry
 from xds_server.ingest.server import SERVICE, TelemetryServer
 from xds_server.limit_divider import LimitDivider
 from xds_server.metrics import Exposition, Reading, Tally
 from xds_server.proxy_history import ProxyHistory
+from xds_server.recording.page import RecordingPage
+from xds_server.recording.recorder import Recorder
 from xds_server.registered import with_registered
 from xds_server.resources.builder import SnapshotBuilder
 from xds_server.resources.capability import Capability
@@ -167,6 +171,11 @@ class App:
         )
         self.topology.on_reloaded = self._reloaded
         self.topology.on_refused = self.history.refused
+        self.recorder = Recorder(
+            fleet=lambda: self.loop.fleet,
+            clock=clock,
+            config_version=lambda: config_version(self.topology.config.text),
+        )
         self.admin = AdminServer(self._inside())
         self._health: Health | None = None
         self.xds_port: int | None = None
@@ -224,6 +233,7 @@ class App:
                 self._log.info(logs.SERVER_STOPPING)
                 for task in tasks:
                     task.cancel()
+                self.recorder.is_ending.set()
                 self.admin.should_exit = True
                 await self.state.write()
                 await self._health.set(serving=False)
@@ -393,6 +403,10 @@ class App:
         self.history.configured(self.topology.config.text, name="config_loaded")
         self.store.start()
 
+    def _pages_of_the_past(self) -> list[BaseRoute]:
+        history = HistoryPages(self.store, lambda: self.loop.fleet.topology)
+        return [*history.routes(), *RecordingPage(self.recorder).routes()]
+
     def _reloaded(self, config: Config, changed: Sequence[str]) -> None:
         self.history.configured(config.text, name="config_reloaded", changed=changed)
 
@@ -409,7 +423,7 @@ class App:
             drain=self._drain,
             evidence=lambda: describe_evidence(self.intake, self.loop.fleet.topology),
             note=self._note,
-            routes=HistoryPages(self.store, lambda: self.loop.fleet.topology).routes(),
+            routes=self._pages_of_the_past(),
         )
 
     def _note(self, name: str) -> str:

@@ -19,7 +19,7 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from xds_server import __version__, logs
+from xds_server import __version__, history_commands, logs
 from xds_server.config.load import Config, load_file
 from xds_server.config.problems import ConfigError, show
 from xds_server.config.schema import json_schema
@@ -58,6 +58,9 @@ def serve(
     log_level: Annotated[str | None, typer.Option(help=_HELP["log_level"])] = None,
     grace_s: Annotated[float | None, typer.Option(help=_HELP["grace_s"])] = None,
     push_gap_ms: Annotated[float | None, typer.Option(help=_HELP["push_gap_ms"])] = None,
+    store_file: Annotated[str | None, typer.Option(help=_HELP["store_file"])] = None,
+    store_keep_days: Annotated[float | None, typer.Option(help=_HELP["store_keep_days"])] = None,
+    store_max_bytes: Annotated[float | None, typer.Option(help=_HELP["store_max_bytes"])] = None,
 ) -> None:
     """Serve proxies and agents until SIGTERM; SIGHUP or a change of CONFIG reloads it."""
     flags = {
@@ -69,6 +72,9 @@ def serve(
         "log_level": log_level,
         "grace_s": grace_s,
         "push_gap_ms": push_gap_ms,
+        "store_file": store_file,
+        "store_keep_days": store_keep_days,
+        "store_max_bytes": store_max_bytes,
     }
     loaded = _load(config)
     try:
@@ -170,6 +176,9 @@ def explain(
     answer = _get(f"{base.rstrip('/')}/debug/explain?{query}")
     text = json.dumps(answer, indent=2, ensure_ascii=False) if as_json else told(answer)
     typer.echo(text)
+
+
+history_commands.add_to(app)
 
 
 @app.callback(invoke_without_command=True)

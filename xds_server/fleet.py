@@ -5,15 +5,51 @@ No I/O and no clock: whoever holds a `Fleet` says what time it is.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from xds_server.core import classes, persist
+from xds_server.core.classes import Division
 from xds_server.core.evaluate import evaluate, initial_state, observe, retarget
 from xds_server.core.inputs import Input
 from xds_server.core.model import ClassName, InstanceId, ModelName, Topology
 from xds_server.core.plan import EndpointHealth, InstancePlan, Plan
 from xds_server.core.policy import Policy
+from xds_server.core.state import FleetState
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluated:
+    """Inputs were taken in and a plan was made."""
+
+    now: float
+    inputs: Sequence[Input]
+    plan: Plan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Saw:
+    """Proxies saw requests of the classes of a model."""
+
+    now: float
+    model: ModelName
+    counts: Mapping[ClassName, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reconfigured:
+    """The fleet went on with another topology or policy."""
+
+    now: float
+    topology: Topology
+    policy: Policy
+
+
+Step = Evaluated | Saw | Reconfigured
+"""Everything that may change what a fleet remembers."""
+Memory = tuple[FleetState, Division, Plan | None]
+"""All that a fleet remembers. Immutable."""
 
 
 class Fleet:
@@ -23,6 +59,8 @@ class Fleet:
         self.topology = topology
         self.policy = policy
         self.plan: Plan | None = None
+        self.watchers: list[Callable[[Step], None]] = []
+        """Told every step, once it is done; must be quick and never raise."""
         self._state = initial_state(topology, policy, now)
         self._division = classes.initial(topology.classes)
 
@@ -31,6 +69,8 @@ class Fleet:
         observed = observe(self._state, inputs, self.policy, now)
         self._state, plan = evaluate(observed, self.policy, now)
         self._division, self.plan = classes.divide(self._division, plan)
+        if self.watchers:
+            self._tell(Evaluated(now=now, inputs=inputs, plan=self.plan))
         return self.plan
 
     def saw_requests(self, model: ModelName, counts: Mapping[ClassName, float], now: float) -> bool:
@@ -40,6 +80,8 @@ class Fleet:
             Whether the classes' shares moved so far that an evaluation would move their weights.
         """
         self._division = classes.observe(self._division, model, counts, now)
+        if self.watchers:
+            self._tell(Saw(now=now, model=model, counts=counts))
         return classes.has_moved(self._division, model)
 
     def vram_tripped(self) -> frozenset[InstanceId]:
@@ -58,6 +100,20 @@ class Fleet:
         self._division = classes.retarget(self._division, topology.classes)
         self.topology = topology
         self.policy = policy
+        if self.watchers:
+            self._tell(Reconfigured(now=now, topology=topology, policy=policy))
+
+    def remember(self) -> Memory:
+        """Return all that it remembers, for `recall`."""
+        return self._state, self._division, self.plan
+
+    def recall(self, memory: Memory) -> None:
+        """Go on from there, exactly; topology and policy must be those of the fleet that remembered it."""
+        self._state, self._division, self.plan = memory
+
+    def _tell(self, step: Step) -> None:
+        for watch in self.watchers:
+            watch(step)
 
     def dump(self, now: float) -> dict[str, Any] | None:
         """Return what a successor needs to continue, for `StateFile`; None before a plan."""

@@ -120,8 +120,9 @@ class HistoryFile:
         while self.size_bytes() > max_bytes and (taken := self._delete("")):
             total += taken
         if total:
-            # Each step of the statement gives back one page.
-            self._connection.execute("PRAGMA incremental_vacuum").fetchall()
+            # `execute` takes one step of it, and each step gives back one page; a script runs to its end.
+            self._connection.executescript("PRAGMA incremental_vacuum")
+            self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
         return total
 
     def _delete(self, condition: str, *values: int) -> int:

@@ -1,0 +1,393 @@
+"""The history of a real process: what happened is there afterwards, however the process ended."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import time
+from contextlib import contextmanager
+from pathlib import Path
+
+import grpc.aio
+import pytest
+from envoy.service.discovery.v3.discovery_pb2 import DiscoveryRequest, DiscoveryResponse
+from typer.testing import CliRunner, Result
+
+from fleet_protos.telemetry.v1 import telemetry_pb2 as pb
+from tests.fakes.telemetry_client import connected_agent
+from tests.fakes.xds_process import ROOT, running_server
+from xds_server.cli import app
+from xds_server.history import config_version
+from xds_server.resources.snapshot import CLUSTER
+from xds_server.store.file import read
+from xds_server.store.row import Query
+
+DESIGN = (ROOT / "tests/config/design.yaml").read_text()
+INSTANCES = ("a100-0", "a100-1", "l4-0")
+ADS = "/envoy.service.discovery.v3.AggregatedDiscoveryService/StreamAggregatedResources"
+
+
+@pytest.fixture
+def config(tmp_path) -> Path:
+    path = tmp_path / "config.yaml"
+    path.write_text(DESIGN)
+    return path
+
+
+async def run(*arguments: str) -> Result:
+    return await asyncio.to_thread(CliRunner().invoke, app, arguments)
+
+
+async def until(condition, timeout_s: float = 15.0):
+    async with asyncio.timeout(timeout_s):
+        while not (found := await condition()):
+            await asyncio.sleep(0.02)
+    return found
+
+
+async def greet(agent, epoch=1):
+    await agent.hello(epoch, INSTANCES)
+    await asyncio.wait_for(agent.welcome, 5)
+    for name in INSTANCES:
+        await agent.report(name)
+
+
+def having(server, **given):
+    """Return a condition: the events asked for, once there are any."""
+
+    async def condition():
+        query = "&".join(f"{key}={value}" for key, value in given.items())
+        return (await server.get_json(f"/api/events?{query}"))["events"]
+
+    return condition
+
+
+async def test_what_happened_is_told_in_the_order_in_which_it_did(config, tmp_path):
+    async with (
+        running_server(config, tmp_path / "state", ["--grace-s", "0"]) as server,
+        connected_agent(server.target) as agent,
+        grpc.aio.insecure_channel(server.target) as channel,
+    ):
+        admin = ("--admin", server.admin_url)
+        await greet(agent)
+        # A proxy comes, refuses twice for one reason, and takes it after all.
+        call = channel.stream_stream(ADS)()
+        request = DiscoveryRequest(type_url=CLUSTER)
+        request.node.id = "edge-1"
+        await call.write(request.SerializeToString())
+        first = DiscoveryResponse.FromString(await asyncio.wait_for(call.read(), 15))
+        request.response_nonce = first.nonce
+        request.error_detail.message = "no such \x1b[31mfield"
+        await call.write(request.SerializeToString())
+        (nack,) = await until(having(server, name="xds_nack_received"))
+        assert (nack["proxy"], nack["kind"]) == ("edge-1", "proxy")
+        assert nack["data"]["type"] == "Cluster"
+        # An operator drains, an engine dies, the file changes.
+        await server.post("/drain/a100-1?who=ann&why=new%20driver")
+        for _ in range(3):
+            await agent.report("a100-0", state=pb.ENGINE_STATE_DOWN)
+        (down,) = await until(having(server, instance="a100-0", name="instance_down"))
+        assert (down["model"], down["tier"], down["after"]) == ("chat", "primary", "down")
+        assert down["rule"]
+        config.write_text(DESIGN.replace("0.85", "0.84") + "\n# changed\n")
+        await until(having(server, name="config_reloaded"))
+        config.write_text("models: 1")
+        (refused,) = await until(having(server, name="config_refused"))
+        assert "models" in refused["text"]
+        call.cancel()
+        await until(having(server, name="proxy_disconnected"))
+
+        async def all_on_disk():
+            found = await having(server)()
+            return found if all(each["id"] for each in found) else None
+
+        everything = await until(all_on_disk)
+        (down,) = await having(server, instance="a100-0", name="instance_down")()
+        assert [each["id"] for each in everything] == list(range(1, len(everything) + 1))
+        at = [each["at_unix_s"] for each in everything]
+        assert at == sorted(at)
+        assert {each["kind"] for each in everything} >= {
+            *("decision", "weights", "proxy", "config", "operator", "process"),
+        }
+        (drain,) = await having(server, kind="operator")()
+        assert (drain["who"], drain["why"], drain["model"]) == ("ann", "new driver", "chat")
+
+        # The same as commands.
+        done = await run("events", *admin)
+        assert done.exit_code == 0, done.stderr
+        told = done.stdout.splitlines()
+        assert len(told) == len(everything)
+        assert any("drain_requested  chat/primary a100-1  by ann: new driver" in s for s in told)
+        assert "\x1b" not in done.stdout
+        assert "no such ?[31mfield" in done.stdout
+        done = await run("events", "--kind", "proxy,config", "--since", "10m", "--json", *admin)
+        names = [json.loads(line)["name"] for line in done.stdout.splitlines()]
+        assert names[0] == "config_loaded"
+        assert set(names) > {"proxy_connected", "xds_nack_received", "config_refused"}
+        done = await run("events", "--limit", "1", *admin)
+        assert "only the newest 1" in done.stderr
+        done = await run("events", "--instance", "l4-0", "--name", "instance_down", *admin)
+        assert (done.exit_code, done.stdout) == (0, "")
+        assert "nothing happened that fits" in done.stderr
+
+        done = await run("incident", str(down["id"]), *admin)
+        assert done.exit_code == 0, done.stderr
+        assert f"# Incident {down['id']}: instance_down of chat/primary a100-0 at " in done.stdout
+        assert f"- Configuration in use: {config_version(DESIGN)}" in done.stdout
+        for part in ("## Timeline", "## Evidence", "## Weights of tiers", "by ann: new driver"):
+            assert part in done.stdout
+        file = tmp_path / "incident.json"
+        asked = ("incident", "--at", "0s", "--around", "1h", "--format", "json")
+        done = await run(*asked, "--output", str(file), *admin)
+        assert done.exit_code == 0, done.stderr
+        found = json.loads(file.read_text())
+        assert found["models"] == ["chat"]
+        assert found["weights"][-1]["after"].startswith("primary=")
+        assert {each["name"] for each in found["timeline"]} > {"instance_down", "drain_requested"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "text"),
+    [
+        pytest.param(["events", "--model", "chta"], 1, "no model 'chta'", id="model"),
+        pytest.param(["events", "--instance", "x"], 1, "a100-0, a100-1, l4-0", id="instance"),
+        pytest.param(
+            ["events", "--since", "soon"], 2, "since: 'soon': expected a span", id="since"
+        ),
+        pytest.param(["events", "--kind", "x"], 2, "kind: 'x': expected some of dec", id="kind"),
+        pytest.param(["events", "--limit", "0"], 2, "limit: 0: expected 1 to 5000", id="limit"),
+        pytest.param(["events", "--limit", "-1"], 2, "limit: '-1'", id="negative"),
+        pytest.param(["incident"], 2, "either ID", id="neither"),
+        pytest.param(["incident", "1", "--at", "1m"], 2, "either ID", id="both"),
+        pytest.param(["incident", "999"], 1, "there is no event 999", id="no-event"),
+        pytest.param(["incident", "0"], 2, "greater than or equal to 1", id="zero"),
+        pytest.param(["incident", "--at", "3d"], 1, "nothing happened in that time", id="quiet"),
+        pytest.param(["incident", "--at", "1m", "--around", "9w"], 2, "at most 7d", id="around"),
+        pytest.param(
+            ["incident", "1", "--output", "/nowhere/x"], 1, "/nowhere/x: No such", id="out"
+        ),
+        pytest.param(["events", "--follow", "--until", "1m"], 2, "do not go together", id="follow"),
+        pytest.param(["record", "/tmp", "--for", "1m"], 2, "is there already", id="record-there"),
+        pytest.param(
+            ["record", "/nowhere/x", "--for", "1s"], 1, "No such file", id="record-nowhere"
+        ),
+        pytest.param(
+            ["record", "x.gz", "--for", "1y"], 2, "--for: '1y': expected", id="record-for"
+        ),
+        pytest.param(["record", "x.gz", "--for", "2d"], 2, "at most 1d", id="record-long"),
+    ],
+)
+async def test_what_cannot_be_answered_is_one_sentence_and_a_code(
+    quiet_server, arguments, code, text
+):
+    done = await run(*arguments, "--admin", quiet_server)
+    assert done.exit_code == code, done.output
+    assert text in done.stderr
+    assert done.stdout == ""
+    assert not Path("x.gz").exists()
+    assert not Path("x.gz.part").exists()
+
+
+@pytest.fixture(scope="module")
+def quiet_server(tmp_path_factory):
+    """The admin address of a server that nothing happens to."""
+    folder = tmp_path_factory.mktemp("quiet")
+    (folder / "config.yaml").write_text(DESIGN)
+    from tests.fakes.xds_process import command
+
+    process = subprocess.Popen(
+        command(folder / "config.yaml", folder / "state", "--grace-s", "0"),
+        stderr=subprocess.PIPE,
+        cwd=ROOT,
+        text=True,
+    )
+    try:
+        for line in process.stderr:
+            event = json.loads(line)
+            if event["event"] == "server_warm":
+                break
+            if event["event"] == "server_started":
+                port = event["admin_port"]
+        time.sleep(0.2)  # Its events reach the disk.
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        process.terminate()
+        process.communicate(timeout=20)
+
+
+async def test_the_pages_refuse_what_they_do_not_know(config, tmp_path):
+    async with running_server(config, tmp_path / "state", ["--grace-s", "0"]) as server:
+        await until(having(server, name="server_started"))
+        for path, status in (
+            ("/api/events?colour=red", 400),
+            ("/api/events?until=never", 400),
+            ("/api/events?after=x", 400),
+            ("/api/events?tier=nope", 404),
+            ("/api/events/77", 404),
+            ("/api/events/1", 200),
+            ("/api/incident?id=x", 400),
+            ("/api/incident?id=1&around=x", 400),
+            ("/api/incident?id=99999999999999999", 404),
+            ("/api/incident?at=1e99", 400),
+            ("/api/incident?id=1", 200),
+        ):
+            found, text = await server.get(path)
+            assert (path, found) == (path, status)
+            assert status == 200 or set(json.loads(text)) == {"error"}
+
+
+async def test_at_most_a_moment_is_lost_when_the_process_is_killed(config, tmp_path):
+    state = tmp_path / "state"
+    for _ in range(3):
+        async with running_server(config, state, ["--grace-s", "0"]) as server:
+            await server.event("server_warm")
+            told_at = []
+            for number in range(40):
+                await server.post(f"/drain/l4-0?who=me&why={number}")
+                told_at.append(time.time())
+            killed_at = time.time()
+            assert await server.stop(signal.SIGKILL) == -signal.SIGKILL
+        rows = read(state / "events.db", Query(name="drain_requested", limit=40))
+        due = [n for n, at in enumerate(told_at) if at < killed_at - 0.1]
+        assert {str(n) for n in due} <= {row.why for row in rows}
+    async with running_server(config, state, ["--grace-s", "0"]) as server:
+        killed = await until(having(server, name="server_was_killed"))
+        assert len(killed) == 3
+        assert await server.stop() == 0
+    last = read(state / "events.db", Query(limit=1))
+    assert last[0].name == "server_stopped"
+
+
+async def test_who_follows_sees_new_events_also_after_a_restart(config, tmp_path):
+    state = tmp_path / "state"
+    port = _free_port()
+    flags = ["--grace-s", "0", "--admin-listen", f"127.0.0.1:{port}"]
+    async with running_server(config, state, flags) as server:
+        await server.event("server_warm")
+        follower = await asyncio.create_subprocess_exec(
+            *(os.sys.executable, "-m", "xds_server", "events", "--follow"),
+            *("--admin", f"127.0.0.1:{port}"),
+            cwd=ROOT,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+        )
+
+        async def line_with(text: str) -> bytes:
+            while text.encode() not in (line := await follower.stdout.readline()):
+                assert line
+            return line
+
+        try:
+            async with asyncio.timeout(30):
+                await line_with("config_loaded")
+                await server.post("/drain/l4-0?who=me&why=first")
+                await line_with("first")
+                await server.stop()
+                assert b"is it running?" in await follower.stderr.readline()
+            async with running_server(config, state, flags) as again, asyncio.timeout(30):
+                await line_with("server_started")
+                await again.post("/undrain/l4-0?who=me&why=second")
+                assert b"undrain_requested  chat/fallback l4-0" in await line_with("second")
+        finally:
+            follower.send_signal(signal.SIGINT)
+            _, errors = await asyncio.wait_for(follower.communicate(), 10)
+        assert follower.returncode == 0, errors
+
+
+def _free_port() -> int:
+    import socket
+
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return found.getsockname()[1]
+
+
+@contextmanager
+def small_disk(folder: Path):
+    """Mount a disk of 256 KB."""
+    folder.mkdir()
+    options = ["-t", "tmpfs", "-o", "size=256k", "tmpfs", str(folder)]
+    mounted = subprocess.run(["mount", *options], capture_output=True, check=False)
+    if mounted.returncode:
+        pytest.skip("nobody may mount anything here")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def make_read_only(disk: Path) -> None:
+    subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
+
+
+async def test_a_full_disk_stops_nothing_and_is_told_and_its_end_too(config, tmp_path):
+    with small_disk(tmp_path / "disk") as disk:
+        flags = ["--grace-s", "0", "--store-file", str(disk / "events.db")]
+        async with (
+            running_server(config, tmp_path / "state", flags) as server,
+            connected_agent(server.target) as agent,
+        ):
+            await greet(agent)
+            await until(having(server, name="server_started"))
+            (disk / "ballast").write_bytes(b"x" * _free_bytes(disk))
+            for number in range(60):
+                await server.post(f"/drain/l4-0?who=me&why={'long ' * 30}{number}")
+            failed = await server.event("store_write_failed")
+            assert "full" in failed["reason"]
+            assert await server.metric("fleet_store_failing") == 1
+            # The loop goes on, and what happens is still to be seen.
+            for _ in range(3):
+                await agent.report("a100-0", state=pb.ENGINE_STATE_DOWN)
+            await server.event("instance_down", instance="a100-0")
+            await until(having(server, name="instance_down"))
+            assert "full" in (await server.get_json("/api/events"))["trouble"]
+            done = await run("events", "--limit", "1", "--admin", server.admin_url)
+            assert "do not reach the disk" in done.stderr
+            (disk / "ballast").unlink()
+            await server.event("store_write_recovered")
+            await until(having(server, name="store_write_recovered"))
+            assert await server.metric("fleet_store_failing") == 0
+            down = read(disk / "events.db", Query(name="instance_down"))
+            assert [each.instance for each in down] == ["a100-0"]
+            drains = read(disk / "events.db", Query(name="drain_requested"))
+            assert len(drains) == 60
+
+
+def _free_bytes(folder: Path) -> int:
+    found = os.statvfs(folder)
+    return found.f_bavail * found.f_frsize
+
+
+@pytest.mark.parametrize(
+    ("spoil", "told"),
+    [
+        pytest.param(
+            lambda path: path.write_bytes(b"nonsense " * 999), "store_begun_anew", id="broken"
+        ),
+        pytest.param(lambda path: path.mkdir(), "store_write_failed", id="folder"),
+    ],
+)
+async def test_a_file_that_cannot_be_used_keeps_nobody_from_starting(config, tmp_path, spoil, told):
+    file = tmp_path / "events.db"
+    spoil(file)
+    flags = ["--grace-s", "0", "--store-file", str(file)]
+    async with running_server(config, tmp_path / "state", flags) as server:
+        await server.event(told)
+        await server.event("server_warm")
+        assert (await server.get("/readyz"))[0] == 200
+        await until(having(server, name="server_started"))
+        assert await server.stop() == 0
+
+
+async def test_a_read_only_folder_keeps_nobody_from_starting(config, tmp_path):
+    with small_disk(tmp_path / "disk") as disk:
+        make_read_only(disk)
+        flags = ["--grace-s", "0", "--store-file", str(disk / "events.db")]
+        async with running_server(config, tmp_path / "state", flags) as server:
+            failed = await server.event("store_write_failed")
+            assert failed["reason"]
+            assert (await having(server, name="server_started")())[0]["id"] is None
+            assert await server.stop() == 0

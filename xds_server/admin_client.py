@@ -1,0 +1,84 @@
+"""Asking a running server: its admin HTTP, from the command line."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+FAILED = 1
+"""Exit code: could not run."""
+BAD_USAGE = 2
+"""Exit code: the arguments or a file cannot be used."""
+TIMEOUT_S = 15.0
+
+
+class AskError(Exception):
+    """There is no usable answer; the text is one sentence for the operator."""
+
+    def __init__(self, text: str, code: int = FAILED, *, is_gone: bool = False) -> None:
+        super().__init__(text)
+        self.code = code
+        """The exit code of a command that ends because of it."""
+        self.is_gone = is_gone
+        """Nobody answered: it may be back in a moment."""
+
+
+def get(admin: str, path: str, given: Mapping[str, Any] | None = None) -> Any:
+    """Return the JSON of a page; parameters that are None are left out.
+
+    Args:
+        admin: Address of the server, with or without `http://`.
+        path: Of the page, from `/`.
+        given: Parameters.
+
+    Raises:
+        AskError: There is no such answer.
+    """
+    with _answer(admin, path, given) as response:
+        return json.load(response)
+
+
+def lines(admin: str, path: str, given: Mapping[str, Any] | None = None) -> Iterator[bytes]:
+    """Yield the lines of a page as they come, each with its end.
+
+    Raises:
+        AskError: There is no answer, or it breaks off.
+    """
+    with _answer(admin, path, given) as response:
+        yield from response
+
+
+@contextlib.contextmanager
+def _answer(admin: str, path: str, given: Mapping[str, Any] | None) -> Iterator[Any]:
+    base = (admin if "://" in admin else f"http://{admin}").rstrip("/")
+    if not base.startswith(("http://", "https://")):
+        text = f"--admin: {admin}: expected an http address, like http://127.0.0.1:18001"
+        raise AskError(text, BAD_USAGE)
+    query = urllib.parse.urlencode({k: v for k, v in (given or {}).items() if v is not None})
+    url = f"{base}{path}?{query}" if query else base + path
+    try:
+        with urllib.request.urlopen(url, timeout=TIMEOUT_S) as response:  # noqa: S310 - scheme checked
+            yield response
+    except urllib.error.HTTPError as error:
+        with error:
+            said = _error_text(error.read())
+        code = BAD_USAGE if error.code == http.HTTPStatus.BAD_REQUEST else FAILED
+        raise AskError(said or f"{url}: {error}", code) from error
+    except (urllib.error.URLError, http.client.HTTPException, OSError, ValueError) as error:
+        # A port that speaks something else, such as gRPC, is not an HTTP answer.
+        reason = getattr(error, "reason", None) or error
+        text = f"no answer from {base}: {reason} (is it running?)"
+        raise AskError(text, is_gone=True) from error
+
+
+def _error_text(body: bytes) -> str:
+    try:
+        return str(json.loads(body)["error"])
+    except (ValueError, KeyError, TypeError):
+        return ""
