@@ -1,0 +1,80 @@
+// Weights of a model's tiers over up to ten minutes, as steps: a weight holds until the next one.
+import { element, percent, utc } from "./format.js";
+
+const MOST_S = 600;
+const LEAST_S = 120;
+const MOST = 2400;
+const SVG = "http://www.w3.org/2000/svg";
+const WIDTH = 600;
+const HEIGHT = 120;
+
+function svg(tag, attributes) {
+  const made = document.createElementNS(SVG, tag);
+  for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
+  return made;
+}
+
+export class Chart {
+  constructor(model, names) {
+    this.model = model;
+    this.points = [];
+    this.svg = svg("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, preserveAspectRatio: "none", class: "chart", role: "img" });
+    for (const ratio of [0, 0.5, 1]) {
+      const y = 2 + (HEIGHT - 4) * ratio;
+      this.svg.append(svg("line", { x1: 0, x2: WIDTH, y1: y, y2: y, class: "grid" }));
+    }
+    this.from = element("span");
+    this.legend = element("span", { class: "legend" });
+    this.root = element("figure", {},
+      element("figcaption", {}, element("span", { text: "Weights over time" }), this.legend),
+      element("div", { class: "plot" },
+        element("span", { class: "axis", "aria-hidden": "true" }, element("span", { text: "100 %" }), element("span", { text: "50" }), element("span", { text: "0" })),
+        this.svg),
+      element("div", { class: "times", "aria-hidden": "true" }, this.from, element("span", { text: "now" })));
+    this.setNames(names);
+  }
+
+  setNames(names) {
+    this.names = names;
+    this.paths?.forEach((each) => each.remove());
+    this.paths = names.map((_, index) => svg("path", { class: `line s${index % 4}` }));
+    this.svg.append(...[...this.paths].reverse());
+    this.legend.replaceChildren(...names.map((name, index) => element("span", { class: "key" }, element("span", { class: `swatch s${index % 4}`, "aria-hidden": "true" }), name)));
+  }
+
+  add(at, weights) {
+    const last = this.points.at(-1);
+    if (!last || at >= last.at) this.points.push({ at, weights });
+    else {
+      // The past is told after the present: it is put where it belongs.
+      const index = this.points.findIndex((each) => each.at > at);
+      this.points.splice(index, 0, { at, weights });
+    }
+    if (this.points.length > MOST) this.points.splice(0, this.points.length - MOST);
+  }
+
+  draw(now) {
+    // The last point before the window still says what held at its left edge.
+    while (this.points.length > 1 && this.points[1].at < now - MOST_S) this.points.shift();
+    if (!this.points.length) return;
+    const width = Math.min(MOST_S, Math.max(LEAST_S, now - this.points[0].at));
+    const start = now - width;
+    const x = (at) => (WIDTH * Math.max(0, at - start)) / width;
+    const y = (weight) => 2 + (HEIGHT - 4) * (1 - weight / 1000);
+    this.names.forEach((name, index) => {
+      let path = "";
+      for (const { at, weights } of this.points) {
+        const weight = weights[name];
+        if (weight === undefined) continue;
+        const [px, py] = [x(at).toFixed(1), y(weight).toFixed(1)];
+        path += path ? `H${px}V${py}` : `M${px},${py}`;
+      }
+      this.paths[index].setAttribute("d", path && `${path}H${WIDTH}`);
+    });
+    this.from.textContent = `${utc(start)} UTC`;
+    const latest = this.points.at(-1).weights;
+    const said = this.names.map((name) => `${name} ${percent((latest[name] ?? 0) / 1000, 1)}`).join(", ");
+    const label = `Weights of ${this.model} over time; now ${said}`;
+    if (this.svg.getAttribute("aria-label") !== label) this.svg.setAttribute("aria-label", label);
+  }
+}

@@ -1,0 +1,154 @@
+// The fleet map: a section per model, with its tiers, their instances as cells, weights over time, classes.
+import { element, mark, number, percent, write } from "./format.js";
+import { Chart } from "./chart.js";
+import { Cell } from "./cell.js";
+
+const LEVELS = { healthy: "●", degraded: "▲", critical: "✕" };
+
+export class Fleet {
+  constructor(root, clock, explain) {
+    this.root = root;
+    this.clock = clock;
+    this.explain = explain;
+    this.models = new Map();
+    this.cells = new Map();
+  }
+
+  draw(state, changed) {
+    this.state = state;
+    if (changed.isWhole) {
+      for (const name of [...this.models.keys()]) if (!state.models.has(name)) this.remove(name);
+      for (const id of [...this.cells.keys()]) if (!state.instances.has(id)) this.cells.delete(id);
+    }
+    for (const id of changed.instances) {
+      const value = state.instances.get(id);
+      if (value === undefined) this.cells.delete(id);
+      else this.cell(id).draw(value, state.facts);
+    }
+    for (const name of changed.models) {
+      if (state.models.has(name)) this.drawModel(name, state.models.get(name));
+      else this.remove(name);
+    }
+    if (!state.models.size) write(this.root, "No models yet.");
+  }
+
+  cell(id) {
+    if (!this.cells.has(id)) this.cells.set(id, new Cell(id, this.clock, this.explain));
+    return this.cells.get(id);
+  }
+
+  remove(name) {
+    this.models.get(name)?.section.remove();
+    this.models.delete(name);
+  }
+
+  drawModel(name, model) {
+    const shape = JSON.stringify([model.tiers.map((each) => [each.name, each.instances]), model.classes.map((each) => each.name)]);
+    let part = this.models.get(name);
+    if (part?.shape !== shape) {
+      const made = this.build(name, model, part?.chart);
+      made.shape = shape;
+      if (part) part.section.replaceWith(made.section);
+      else {
+        if (!this.models.size) this.root.replaceChildren();
+        this.root.append(made.section);
+      }
+      this.models.set(name, made);
+      part = made;
+    }
+    model.tiers.forEach((tier, index) => this.drawTier(part.tiers[index], tier));
+    model.classes.forEach((each, index) => drawClass(part.classes[index], each));
+    part.chart.add(this.clock.unixAt(performance.now()), Object.fromEntries(model.tiers.map((each) => [each.name, each.weight])));
+  }
+
+  build(name, model, oldChart) {
+    const chart = oldChart ?? new Chart(name, model.tiers.map((each) => each.name));
+    chart.setNames(model.tiers.map((each) => each.name));
+    const title = element("button", { type: "button", class: "link", text: name, "aria-label": `Explain model ${name}` });
+    title.addEventListener("click", () => this.explain(name, title));
+    const tiers = model.tiers.map((tier, index) => this.buildTier(name, tier, index));
+    const classes = model.classes.map((each) => buildClass(name, each, this.explain));
+    const section = element("section", { class: "card model", "aria-label": `Model ${name}` },
+      element("div", { class: "head" }, element("h2", {}, title)),
+      element("div", { class: "tiers" }, ...tiers.map((each) => each.root)),
+      chart.root,
+    );
+    if (classes.length) section.append(classTable(name, model, classes));
+    return { section, chart, tiers, classes };
+  }
+
+  buildTier(modelName, tier, index) {
+    const subject = `${modelName}/${tier.name}`;
+    const name = element("button", { type: "button", class: "link", text: tier.name, "aria-label": `Explain tier ${subject}` });
+    name.addEventListener("click", () => this.explain(subject, name));
+    const fields = Object.fromEntries(["glyph", "level", "share", "pressure", "marks", "spill", "flow", "why"].map((each) => [each, element("span", { class: each })]));
+    fields.glyph.setAttribute("aria-hidden", "true");
+    const fill = element("span", { class: "fill" });
+    const meter = element("span", { class: "meter wide", "aria-hidden": "true" }, fill, element("span", { class: "tick high" }), element("span", { class: "tick critical" }));
+    const facts = element("dl", { class: "tierfacts" });
+    const add = (label, ...nodes) => facts.append(element("div", {}, element("dt", { text: label }), element("dd", {}, ...nodes)));
+    add("Pressure", fields.pressure, meter, fields.marks);
+    add("Passes on", fields.spill);
+    add("Demand / capacity", fields.flow);
+    const cells = element("ul", { class: "cells", "aria-label": `Instances of ${subject}` }, ...tier.instances.map((id) => this.cell(id).root));
+    const root = element("section", { class: "tier", "aria-label": `Tier ${subject}` },
+      element("div", { class: "tierhead" },
+        element("span", { class: `swatch s${index % 4}`, "aria-hidden": "true" }),
+        element("h3", {}, name), fields.share, element("span", { class: "levels" }, fields.glyph, " ", fields.level)),
+      fields.why);
+    if (tier.instances.length) root.append(facts, cells);
+    return { root, fields, fill, meter };
+  }
+
+  drawTier(part, tier) {
+    const { fields } = part;
+    const { high, critical } = this.state.facts;
+    mark(part.root, "level", tier.level);
+    write(fields.share, percent(tier.weight / 1000, 1));
+    if (tier.instances.length) {
+      write(fields.glyph, LEVELS[tier.level]);
+      write(fields.level, tier.level);
+    } else write(fields.level, "answers by itself");
+    write(fields.why, tier.text);
+    write(fields.pressure, tier.pressure === null ? "unknown" : number(tier.pressure, 2));
+    write(fields.marks, `high ${number(high, 2)}, critical ${number(critical, 2)}`);
+    write(fields.spill, percent(tier.spill, 1));
+    write(fields.flow, `${number(tier.demand)} / ${number(tier.capacity)} req/s`);
+    part.fill.style.width = percent(Math.min(1, tier.pressure ?? 0), 1).replace(" ", "");
+    part.meter.style.setProperty("--high", `${100 * high}%`);
+    part.meter.style.setProperty("--critical", `${100 * critical}%`);
+  }
+
+  backfill(row) {
+    const tiers = row.data?.tiers;
+    if (!tiers) return;
+    this.models.get(row.model)?.chart.add(row.at_unix_s, Object.fromEntries(Object.entries(tiers).map(([name, each]) => [name, each.weight])));
+  }
+
+  age() {
+    for (const cell of this.cells.values()) cell.age(this.state.facts);
+    const now = this.clock.unixAt(performance.now());
+    for (const { chart } of this.models.values()) chart.draw(now);
+  }
+}
+
+function classTable(name, model, classes) {
+  const heads = ["Class", "State", "Of requests", ...model.tiers.map((each) => `To ${each.name}`)];
+  return element("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": `Classes of ${name}` },
+    element("table", { class: "classes" },
+      element("thead", {}, element("tr", {}, ...heads.map((text, index) => element("th", { scope: "col", text, class: index > 1 ? "num" : "" })))),
+      element("tbody", {}, ...classes.map((each) => each.row))));
+}
+
+function buildClass(model, each, explain) {
+  const name = element("button", { type: "button", class: "link", text: each.name, "aria-label": `Explain class ${model}/${each.name}` });
+  name.addEventListener("click", () => explain(`${model}/${each.name}`, name));
+  const cells = [element("td", {}), element("td", { class: "num" }), ...each.weights.map(() => element("td", { class: "num" }))];
+  return { row: element("tr", {}, element("th", { scope: "row" }, name), ...cells), cells };
+}
+
+function drawClass(part, each) {
+  const texts = [each.is_rejected ? "✕ rejected" : each.is_shed ? "▲ static answer" : "● served", percent(each.demand_ratio), ...each.weights.map((weight) => percent(weight / 1000, 1))];
+  part.cells.forEach((cell, index) => write(cell, texts[index]));
+}
+
