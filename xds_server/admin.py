@@ -147,8 +147,7 @@ class _Pages:
         return self._drain(request, draining=False)
 
     def _drain(self, request: Request, *, draining: bool) -> Response:
-        origin = request.headers.get("origin")
-        if origin is not None and origin.partition("://")[2] != request.headers.get("host"):
+        if is_foreign(request):
             return _error(403, "a page of another site may not do this")
         name = request.path_params["instance"]
         who = request.query_params.get("who", "admin")
@@ -158,6 +157,12 @@ class _Pages:
         except UnknownInstanceError:
             return _error(404, f"there is no instance {name!r}")
         return _json({"instance": name, "draining": draining}, status=202)
+
+
+def is_foreign(request: Request) -> bool:
+    """Whether a browser sends it for a page of another site."""
+    origin = request.headers.get("origin")
+    return origin is not None and origin.partition("://")[2] != request.headers.get("host")
 
 
 def _rendered(snapshots: Mapping[Capability, Snapshot]) -> Response:

@@ -44,6 +44,16 @@ def get(admin: str, path: str, given: Mapping[str, Any] | None = None) -> Any:
         return json.load(response)
 
 
+def post(admin: str, path: str, given: Mapping[str, Any] | None = None) -> Any:
+    """Order something and return the JSON of the answer; parameters that are None are left out.
+
+    Raises:
+        AskError: It was refused, or there is no answer.
+    """
+    with _answer(admin, path, given, method="POST") as response:
+        return json.load(response)
+
+
 def lines(admin: str, path: str, given: Mapping[str, Any] | None = None) -> Iterator[bytes]:
     """Yield the lines of a page as they come, each with its end.
 
@@ -55,7 +65,9 @@ def lines(admin: str, path: str, given: Mapping[str, Any] | None = None) -> Iter
 
 
 @contextlib.contextmanager
-def _answer(admin: str, path: str, given: Mapping[str, Any] | None) -> Iterator[Any]:
+def _answer(
+    admin: str, path: str, given: Mapping[str, Any] | None, *, method: str = "GET"
+) -> Iterator[Any]:
     base = (admin if "://" in admin else f"http://{admin}").rstrip("/")
     if not base.startswith(("http://", "https://")):
         text = f"--admin: {admin}: expected an http address, like http://127.0.0.1:18001"
@@ -63,7 +75,8 @@ def _answer(admin: str, path: str, given: Mapping[str, Any] | None) -> Iterator[
     query = urllib.parse.urlencode({k: v for k, v in (given or {}).items() if v is not None})
     url = f"{base}{path}?{query}" if query else base + path
     try:
-        with urllib.request.urlopen(url, timeout=TIMEOUT_S) as response:  # noqa: S310 - scheme checked
+        request = urllib.request.Request(url, method=method)  # noqa: S310 - scheme checked
+        with urllib.request.urlopen(request, timeout=TIMEOUT_S) as response:  # noqa: S310
             yield response
     except urllib.error.HTTPError as error:
         with error:

@@ -35,6 +35,7 @@ from xds_server.ingest.registry import Registry
 from xds_server.ingest.server import SERVICE, TelemetryServer
 from xds_server.limit_divider import LimitDivider
 from xds_server.metrics import Exposition, Reading, Tally
+from xds_server.operator_pages import OperatorPages
 from xds_server.proxy_history import ProxyHistory
 from xds_server.recording.page import RecordingPage
 from xds_server.recording.recorder import Recorder
@@ -405,7 +406,8 @@ class App:
 
     def _pages_of_the_past(self) -> list[BaseRoute]:
         history = HistoryPages(self.store, lambda: self.loop.fleet.topology)
-        return [*history.routes(), *RecordingPage(self.recorder).routes()]
+        operators = OperatorPages(loop=self.loop, history=self.history, clock=self._clock)
+        return [*history.routes(), *RecordingPage(self.recorder).routes(), *operators.routes()]
 
     def _reloaded(self, config: Config, changed: Sequence[str]) -> None:
         self.history.configured(config.text, name="config_reloaded", changed=changed)

@@ -14,7 +14,7 @@ from typing import Protocol
 
 from xds_server import logs
 from xds_server.clock import Clock
-from xds_server.core.inputs import Drain, Evidence, Input
+from xds_server.core.inputs import Drain, Evidence, Force, Input
 from xds_server.core.model import InstanceId, Topology
 from xds_server.core.plan import Event, ModelPlan, Plan
 from xds_server.core.policy import Policy
@@ -24,6 +24,7 @@ from xds_server.inbox import Inbox
 from xds_server.metrics import Tally
 from xds_server.resources.capability import Capability
 from xds_server.resources.snapshot import PUSH_ORDER, Snapshot
+from xds_server.step import Step
 from xds_server.throttle import Throttle
 
 RETRY_S = 1.0
@@ -67,6 +68,8 @@ class ControlLoop:
         """Told every plan."""
         self.on_event: Callable[[Event], None] = lambda _: None
         """Told everything that happened, once it is counted and logged."""
+        self.on_step: Callable[[Step], None] | None = None
+        """Told every step that published something."""
         self.snapshots: dict[Capability, Snapshot] = {}
         """What is published, by capability."""
         self.latest: dict[InstanceId, Sample] = {}
@@ -105,6 +108,17 @@ class ControlLoop:
             why=drain.why,
         )
         self._inbox.command(drain)
+
+    def force_tier(self, order: Force) -> None:
+        """Take an operator's order in that one tier gets everything, or the end of it."""
+        self._log.info(
+            logs.FORCE_REQUESTED,
+            model=order.model,
+            tier=order.tier or "",
+            who=order.who,
+            why=order.why,
+        )
+        self._inbox.command(order)
 
     def hear(self, evidence: Evidence) -> None:
         """Take in what proxies saw of an instance."""
@@ -179,7 +193,23 @@ class ControlLoop:
             )
             if not self._is_held and self.publish(plan):
                 self._throttle.pushed(at=started, proxies=self._proxies())
-                self._tally.observe("fleet_publish_seconds", self._clock() - decided)
+                published = self._clock()
+                self._tally.observe("fleet_publish_seconds", published - decided)
+                if self.on_step is not None:
+                    ages = [
+                        started - each.observed_at for each in inputs if isinstance(each, Sample)
+                    ]
+                    self.on_step(
+                        Step(
+                            started=started,
+                            decided=decided,
+                            published=published,
+                            inputs=len(inputs),
+                            oldest_s=max(ages, default=None),
+                            may_wait=may_wait,
+                            events=plan.events,
+                        )
+                    )
         self._throttle.evaluated(ended=self._clock(), cost_s=self._cpu_clock() - spent)
 
     def due(self) -> float:

@@ -124,13 +124,13 @@ class Fleet:
             document["classes"] = classes.dump(self._division)
         return document
 
-    def restore(self, data: Mapping[str, Any], now: float) -> None:
-        """Continue where `dump` left off.
+    def restore(self, data: Mapping[str, Any], now: float, *, away_s: float = 0.0) -> None:
+        """Continue where `dump` left off, `away_s` ago.
 
         Raises:
             ValueError: The data are not from `dump`.
         """
-        state = persist.restore(self.topology, self.policy, data, now)
+        state = persist.restore(self.topology, self.policy, data, now, away_s=away_s)
         if "classes" in data:
             self._division = classes.restore(self.topology.classes, data["classes"], now)
         self._state = state

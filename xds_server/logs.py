@@ -43,6 +43,7 @@ STORE_WRITE_RECOVERED = "store_write_recovered"
 STORE_BEGUN_ANEW = "store_begun_anew"
 STORE_ROW_REFUSED = "store_row_refused"
 DRAIN_REQUESTED = "drain_requested"
+FORCE_REQUESTED = "force_requested"
 
 
 def set_up(*, style: str, level: str, stream: TextIO | None = None) -> None:

@@ -80,13 +80,18 @@ class StateKeeper:
         if self._read is None:
             return False
         try:
-            fleet.restore(self._read["brain"], self._clock())
+            fleet.restore(self._read["brain"], self._clock(), away_s=self._away_s())
         except Exception as error:  # noqa: BLE001 - whatever is in that file, the server starts
             self._say_unusable(repr(error))
             return False
-        age_s = max(0.0, time.time() - float(self._read.get("written_unix_s", 0.0)))
-        self._log.info(logs.STATE_RESTORED, file=str(self.file.path), age_s=round(age_s, 1))
+        age_s = round(self._away_s(), 1)
+        self._log.info(logs.STATE_RESTORED, file=str(self.file.path), age_s=age_s)
         return True
+
+    def _away_s(self) -> float:
+        """Return how long ago what was read was written."""
+        written_unix_s = (self._read or {}).get("written_unix_s", 0.0)
+        return max(0.0, time.time() - float(written_unix_s))
 
     def read_parts(self) -> dict[str, float]:
         """Return the proxies' parts of the limits as they were read; none if they cannot be used."""

@@ -1,0 +1,15 @@
+"""Commands of `xds-server` for who is on call, one noun per module. See docs/cli.md."""
+
+from __future__ import annotations
+
+import typer
+
+from xds_server.commands.orders import drain, force, undrain, unforce
+from xds_server.commands.proxies import proxies
+from xds_server.commands.status import status
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add the commands to the command line."""
+    for command in (status, proxies, drain, undrain, force, unforce):
+        app.command()(command)

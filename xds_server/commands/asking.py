@@ -1,0 +1,71 @@
+"""What commands that ask a running server have in common: the address, the answer, the way out."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from typing import Annotated, Any, NoReturn, TypeVar
+
+import typer
+from rich.console import Console
+
+from xds_server.admin_client import AskError
+
+ADMIN = "http://127.0.0.1:18001"
+"""Where a server listens that was not told otherwise."""
+PIPE_COLUMNS = 240
+"""What is not a terminal has no width; this one breaks no line of a table."""
+Admin = Annotated[
+    str,
+    typer.Option(help="Admin address of the running server.", envvar="XDS_SERVER_ADMIN"),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print everything as JSON, for programs.")]
+_T = TypeVar("_T")
+
+
+def ask(question: Callable[[], _T]) -> _T:
+    """Return the answer; where there is none, end with one sentence and its exit code."""
+    try:
+        return question()
+    except AskError as error:
+        fail(str(error), error.code)
+
+
+def fail(text: str, code: int) -> NoReturn:
+    """End with a sentence on stderr."""
+    note(text)
+    sys.exit(code)
+
+
+def note(text: str) -> None:
+    """Say something beside the output."""
+    typer.echo(f"xds-server: {text}", err=True)
+
+
+def print_json(value: Any) -> None:
+    """Print a document."""
+    typer.echo(json.dumps(value, indent=2, ensure_ascii=False))
+
+
+def console() -> Console:
+    """Return where tables go: as wide as the terminal, or wide enough for every line."""
+    made = Console(highlight=False)
+    return made if made.is_terminal else Console(highlight=False, width=PIPE_COLUMNS)
+
+
+def clean(text: str) -> str:
+    """Take out what a terminal would obey: proxies, agents and people write what they like."""
+    return "".join(sign if sign.isprintable() else "?" for sign in " ".join(text.split()))
+
+
+def percent(ratio: float | None) -> str:
+    """Write a share; a dash where it is not known."""
+    return "-" if ratio is None else f"{ratio:.0%}"
+
+
+def seconds(span: float | None) -> str:
+    """Write an age; a dash where it is not known."""
+    if span is None:
+        return "-"
+    return f"{span:.1f} s" if span < 100 else f"{span / 60:.0f} min"

@@ -1,0 +1,111 @@
+"""`xds-server proxies`: what every Envoy was sent, what it took, and what it lacks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from xds_server.admin_client import FAILED, get
+from xds_server.commands.asking import (
+    ADMIN,
+    Admin,
+    Json,
+    ask,
+    clean,
+    console,
+    fail,
+    note,
+    print_json,
+    seconds,
+)
+
+_COLORS = {"synced": "green", "stale": "yellow", "not_sent": "dim", "error": "bold red"}
+_WORDS = {"synced": "acked", "stale": "stale", "not_sent": "nothing to send", "error": "nacked"}
+"""As operators call them."""
+_VERSION = 12
+"""As many characters of a version tell it from another one."""
+
+
+def proxies(
+    proxy: Annotated[
+        str | None, typer.Argument(help="Only the proxy with this node id.", show_default=False)
+    ] = None,
+    *,
+    behind: Annotated[
+        bool, typer.Option("--behind", help="Only types that are not up to date.")
+    ] = False,
+    as_json: Json = False,
+    admin: Admin = ADMIN,
+) -> None:
+    """Show for every proxy and type of resource what was sent, acked, nacked, and what it lacks."""
+    found: list[dict[str, Any]] = ask(lambda: get(admin, "/debug/syncz"))
+    if proxy is not None:
+        known = [each["proxy"]["id"] for each in found]
+        found = [each for each in found if each["proxy"]["id"] == proxy]
+        if not found:
+            names = ", ".join(sorted(set(known))[:20])
+            fail(f"no proxy {proxy!r} is connected; there is {names or 'none'}", FAILED)
+    if behind:
+        found = [each | {"types": list(_behind(each))} for each in found]
+        found = [each for each in found if each["types"]]
+    if as_json:
+        print_json(found)
+        return
+    if not found:
+        note("every proxy is up to date" if behind else "no proxy is connected")
+        return
+    out = console()
+    for each in found:
+        out.print(_table(each))
+        for text in _notes(each):
+            out.print(text, soft_wrap=True)
+
+
+def _behind(proxy: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    return (each for each in proxy["types"] if each["state"] in {"stale", "error"})
+
+
+def _table(found: Mapping[str, Any]) -> Table:
+    proxy = found["proxy"]
+    about = f"{proxy['agent'] or 'unknown'} {proxy['version']}".strip()
+    title = (
+        f"{proxy['id']} (cluster {proxy['cluster'] or '-'}; {about}; served as {proxy['capability']}; "
+        f"{found['protocol']}; connected for {seconds(found['connected_s'])})"
+    )
+    table = Table(title=Text(clean(title)), title_justify="left", title_style="bold")
+    for name in ("type", "state", "sent", "acked", "lag", "nacks"):
+        table.add_column(
+            name, justify="right" if name in {"lag", "nacks"} else "left", no_wrap=True
+        )
+    for each in found["types"]:
+        state = each["state"]
+        table.add_row(
+            Text(clean(each["type_url"].rpartition(".")[2])),
+            Text(_WORDS.get(state, state), style=_COLORS.get(state, "")),
+            _version(each["sent_version"], each["sent_age_s"]),
+            _version(each["acked_version"], each["acked_age_s"]),
+            seconds(each["lag_s"]),
+            str(each["nacks"]),
+        )
+    return table
+
+
+def _version(version: str, age_s: float | None) -> Text:
+    if not version or age_s is None:
+        return Text("-")
+    return Text(f"{clean(version)[:_VERSION]} ({seconds(age_s)} ago)")
+
+
+def _notes(found: Mapping[str, Any]) -> Iterator[Text]:
+    for each in found["types"]:
+        if each["error"]:
+            name = each["type_url"].rpartition(".")[2]
+            which = ", ".join(each["error_names"])
+            text = f"  refused {name} {which}: {each['error']} ({seconds(each['error_age_s'])} ago)"
+            yield Text(clean(text), style="red")
+    for gap in found["proxy"]["lacks"]:
+        yield Text(f"  lacks {clean(gap)}", style="yellow")
