@@ -34,6 +34,7 @@ from xds_server.resources.limit_rules import (
 from xds_server.resources.names import METADATA
 from xds_server.resources.proto import (
     LocalRateLimit,
+    TokenBucket,
     TypedExtensionConfig,
     duration,
     serialize,
@@ -96,7 +97,10 @@ def limiter_filter(name: str) -> Any:
 
 
 class LimitTable:
-    """All limiters of a topology, for proxies with any share of the limits."""
+    """All limiters of a topology, for proxies with any share of the limits.
+
+    Buckets are written in upb: there may be thousands of tenants.
+    """
 
     def __init__(self, topology: Topology, policy: AdmissionPolicy) -> None:
         self._policy = policy
@@ -137,25 +141,36 @@ class _Limiter:
         self._rules = rules
         authored = _author(name, rules, cost=cost, tenants=tenants)
         self._config = LocalRateLimit.FromString(bytes(authored) + _ENABLE_RETRY_AFTER)
+        for rule in rules:
+            descriptor = self._config.descriptors.add()
+            for key, value in (*rule.entries, (UNIT, rule.unit.value)):
+                descriptor.entries.add(key=key, value=value)
 
     def resource(self, share: float, policy: AdmissionPolicy) -> Resource:
+        """Return the limiter of a proxy with this share; many rules are about as many tenants with equal limits."""
+        buckets: dict[tuple[Unit, float], TokenBucket] = {}
         for rule, descriptor in zip(self._rules, self._config.descriptors, strict=True):
-            bucket = Bucket.of(rule, share, policy)
-            target = descriptor.token_bucket
-            target.max_tokens = bucket.max_tokens
-            target.tokens_per_fill.value = bucket.tokens_per_fill
-            target.fill_interval.FromNanoseconds(round(bucket.fill_s * 1e9))
+            key = (rule.unit, rule.per_second)
+            if key not in buckets:
+                buckets[key] = _token_bucket(Bucket.of(rule, share, policy))
+            descriptor.token_bucket.CopyFrom(buckets[key])
         extension = TypedExtensionConfig(name=self.name)
         extension.typed_config.type_url = _TYPE_URL
         extension.typed_config.value = serialize(self._config)
         return Resource.of(self.name, serialize(extension))
 
 
+def _token_bucket(bucket: Bucket) -> TokenBucket:
+    message = TokenBucket(max_tokens=bucket.max_tokens)
+    message.tokens_per_fill.value = bucket.tokens_per_fill
+    message.fill_interval.FromNanoseconds(round(bucket.fill_s * 1e9))
+    return message
+
+
 def _author(name: str, rules: Iterable[Rule], *, cost: str, tenants: Tenants | None) -> Any:
     whole = typed.core.RuntimeFractionalPercent(
         default_value=typed.type.FractionalPercent(numerator=100)
     )
-    blank = typed.type.TokenBucket(max_tokens=1, tokens_per_fill=1, fill_interval=duration(1))
     kinds = dict.fromkeys((rule.keys, rule.unit) for rule in rules)
     return typed.local_ratelimit.LocalRateLimit(
         stat_prefix=name.replace("/", "."),
@@ -169,18 +184,7 @@ def _author(name: str, rules: Iterable[Rule], *, cost: str, tenants: Tenants | N
         max_dynamic_descriptors=BUCKETS_MAX,
         response_headers_to_add=[headers.add(headers.DEGRADE_REASON, headers.LIMITED)],
         rate_limits=[_counted(keys, unit, cost, tenants) for keys, unit in kinds],
-        descriptors=[
-            typed.ratelimit.LocalRateLimitDescriptor(
-                entries=[_entry(*each) for each in (*rule.entries, (UNIT, rule.unit.value))],
-                token_bucket=blank,
-            )
-            for rule in rules
-        ],
     )
-
-
-def _entry(key: str, value: str) -> Any:
-    return typed.ratelimit.RateLimitDescriptorEntry(key=key, value=value)
 
 
 def _counted(keys: Sequence[str], unit: Unit, cost: str, tenants: Tenants | None) -> Any:

@@ -30,6 +30,7 @@ from envoy.config.route.v3.route_components_pb2 import (
 )
 from envoy.config.route.v3.route_pb2 import RouteConfiguration
 from envoy.extensions.filters.http.local_ratelimit.v3.local_rate_limit_pb2 import LocalRateLimit
+from envoy.type.v3.token_bucket_pb2 import TokenBucket
 from google.protobuf.message import Message
 
 __all__ = [
@@ -43,6 +44,7 @@ __all__ = [
     "Route",
     "RouteAction",
     "RouteConfiguration",
+    "TokenBucket",
     "TypedExtensionConfig",
     "VirtualHost",
     "WeightedCluster",
@@ -94,7 +96,6 @@ class _Typed:
         "previous_hosts": "envoy.extensions.retry.host.previous_hosts.v3",
         "previous_priorities": "envoy.extensions.retry.priority.previous_priorities.v3",
         "protobuf": "google.protobuf",
-        "ratelimit": "envoy.extensions.common.ratelimit.v3",
         "route": "envoy.config.route.v3",
         "router": "envoy.extensions.filters.http.router.v3",
         "sse_to_metadata": "envoy.extensions.filters.http.sse_to_metadata.v3",
