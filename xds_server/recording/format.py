@@ -163,7 +163,7 @@ class Recording:
                 return
             try:
                 yield _played(document)
-            except (CodecError, LookupError, TypeError, ValueError) as error:
+            except (CodecError, LookupError, TypeError, ValueError, AttributeError) as error:
                 raise self._wrong(error) from error
 
     def _read(self) -> Iterator[dict[str, Any]]:

@@ -10,7 +10,7 @@ from xds_server.core.model import Instance, Model, Tier, Topology
 from xds_server.core.plan import TIER_WEIGHT_TOTAL, Level, Plan
 from xds_server.core.policy import Policy
 from xds_server.fleet import Evaluated, Fleet, Saw
-from xds_server.recording.format import Digests, Recording
+from xds_server.recording.format import Digests, Recording, RecordingError
 
 MOST_OWN = 1000
 """Evaluations of the other policy between two recorded ones; a deadline that does not move on ends them."""
@@ -113,7 +113,14 @@ def replay(path: Path, topology: Topology | None, policy: Policy | None) -> Comp
         RecordingError: It cannot be played.
         MisfitError: The topology is of another fleet.
     """
-    recording = Recording(path)
+    try:
+        return _play(Recording(path), topology, policy)
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
+        # The lines could be read, and the brain cannot make sense of what they say.
+        raise RecordingError(f"{path}: it cannot be played: {error!r}") from error
+
+
+def _play(recording: Recording, topology: Topology | None, policy: Policy | None) -> Comparison:
     head = recording.head
     wanted = head.topology if topology is None else fitted(topology, head.topology)
     thresholds = head.policy if policy is None else policy
