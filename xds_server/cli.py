@@ -19,7 +19,7 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from xds_server import __version__, commands, history_commands, logs
+from xds_server import __version__, commands, logs
 from xds_server.config.load import Config, load_file
 from xds_server.config.problems import ConfigError, show
 from xds_server.config.schema import json_schema
@@ -178,7 +178,6 @@ def explain(
     typer.echo(text)
 
 
-history_commands.add_to(app)
 commands.add_to(app)
 
 

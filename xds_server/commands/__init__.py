@@ -4,12 +4,25 @@ from __future__ import annotations
 
 import typer
 
+from xds_server.commands.history import events, incident
 from xds_server.commands.orders import drain, force, undrain, unforce
 from xds_server.commands.proxies import proxies
+from xds_server.commands.recordings import record, replay
 from xds_server.commands.status import status
 
 
 def add_to(app: typer.Typer) -> None:
     """Add the commands to the command line."""
-    for command in (status, proxies, drain, undrain, force, unforce):
+    for command in (
+        status,
+        proxies,
+        events,
+        incident,
+        drain,
+        undrain,
+        force,
+        unforce,
+        record,
+        replay,
+    ):
         app.command()(command)

@@ -1,0 +1,154 @@
+"""The commands `events` and `incident`: what happened, and what there is to say about it."""
+
+from __future__ import annotations
+
+import enum
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from xds_server.admin_client import BAD_USAGE, FAILED, AskError, get
+from xds_server.commands.asking import ADMIN, Admin, ask, fail, note
+from xds_server.store.incident import markdown
+from xds_server.store.row import Kind
+from xds_server.timeline import show_events
+
+FOLLOW_S = 0.5
+"""How often who follows asks for more."""
+
+
+class Format(enum.StrEnum):
+    """How an incident is written."""
+
+    MD = "md"
+    JSON = "json"
+
+
+def events(
+    *,
+    model: Annotated[str | None, typer.Option(help="Only events of this model.")] = None,
+    tier: Annotated[str | None, typer.Option(help="Only events of this tier.")] = None,
+    instance: Annotated[str | None, typer.Option(help="Only events of this instance.")] = None,
+    proxy: Annotated[str | None, typer.Option(help="Only events of this proxy.")] = None,
+    name: Annotated[
+        str | None, typer.Option(help="Only events of this name, such as instance_down.")
+    ] = None,
+    kind: Annotated[
+        str | None,
+        typer.Option(
+            help=f"Only these kinds, with commas: {', '.join(each.value for each in Kind)}."
+        ),
+    ] = None,
+    since: Annotated[
+        str | None, typer.Option(help="Only newer ones: 10m, 2h, 2026-03-01T03:12:00Z.")
+    ] = None,
+    until: Annotated[str | None, typer.Option(help="Only older ones, as for --since.")] = None,
+    limit: Annotated[int, typer.Option(help="The newest this many, at most 5000.")] = 50,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Then print what happens until Ctrl-C.")
+    ] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object per line, for programs.")
+    ] = False,
+    admin: Admin = ADMIN,
+) -> None:
+    """Print what happened: decisions, proxies, configurations, operators, restarts."""
+    given = {
+        "model": model,
+        "tier": tier,
+        "instance": instance,
+        "proxy": proxy,
+        "name": name,
+        "kind": kind,
+        "since": since,
+        "until": until,
+    }
+    if follow and until is not None:
+        fail("--follow and --until do not go together", BAD_USAGE)
+    console = Console(highlight=False)
+    answer = ask(lambda: get(admin, "/api/events", given | {"limit": limit}))
+    if answer["has_more"] and not as_json:
+        note(f"only the newest {limit}; more with --limit")
+    _print(answer, console, as_json=as_json)
+    if not follow:
+        if not answer["events"] and not as_json:
+            note("nothing happened that fits")
+        return
+    try:
+        _follow(admin, given, answer["events"], console, as_json=as_json)
+    except KeyboardInterrupt:
+        return
+
+
+def _follow(
+    admin: str,
+    given: dict[str, Any],
+    seen: list[dict[str, Any]],
+    console: Console,
+    *,
+    as_json: bool,
+) -> None:
+    """Print what is new; a server that is away for a moment is waited for."""
+    last = max((each["id"] or 0 for each in seen), default=0)
+    is_away = False
+    while True:
+        time.sleep(FOLLOW_S)
+        try:
+            answer = get(admin, "/api/events", given | {"after": last, "limit": 5000})
+        except AskError as error:
+            if not error.is_gone:
+                fail(str(error), error.code)
+            if not is_away:
+                note(str(error))
+            is_away = True
+            continue
+        is_away = False
+        _print(answer, console, as_json=as_json)
+        last = max((each["id"] for each in answer["events"]), default=last)
+
+
+def _print(answer: dict[str, Any], console: Console, *, as_json: bool) -> None:
+    if answer["trouble"]:
+        note(f"events do not reach the disk of the server: {answer['trouble']}")
+    if as_json:
+        for each in answer["events"]:
+            typer.echo(json.dumps(each, ensure_ascii=False))
+    else:
+        show_events(answer["events"], console)
+    sys.stdout.flush()
+
+
+def incident(
+    number: Annotated[
+        int | None,
+        typer.Argument(metavar="ID", help="Number of an event, as `events` prints it.", min=1),
+    ] = None,
+    *,
+    at: Annotated[
+        str | None, typer.Option(help="A time instead: 20m (ago), 2026-03-01T03:12:00Z.")
+    ] = None,
+    around: Annotated[str, typer.Option(help="How much time before and after it.")] = "5m",
+    form: Annotated[Format, typer.Option("--format", help="Markdown or JSON.")] = Format.MD,
+    output: Annotated[Path | None, typer.Option(help="Write to this file.")] = None,
+    admin: Admin = ADMIN,
+) -> None:
+    """Export an incident: timeline, evidence, weights around it, configuration."""
+    if (number is None) == (at is None):
+        fail("give either ID, the number of an event, or --at TIME", BAD_USAGE)
+    given = {"id": number, "at": at, "around": around}
+    found = ask(lambda: get(admin, "/api/incident", given))
+    text = (
+        json.dumps(found, indent=2, ensure_ascii=False) if form is Format.JSON else markdown(found)
+    )
+    if output is None:
+        typer.echo(text)
+        return
+    try:
+        output.write_text(text + "\n", encoding="utf-8")
+    except OSError as error:
+        fail(f"{output}: {error.strerror}", FAILED)
