@@ -13,10 +13,10 @@ TEST = if sh deploy/prometheus/install.sh $(PROMETHEUS_DIR); then marks=; \
 	else marks='not prometheus'; echo 'left out: tests that need Prometheus (pytest -m prometheus)'; fi; \
 	$(BIN)/python -m pytest -q -n 2 -m "$$marks"
 
-.PHONY: help setup prometheus demo test coverage check bench protos docs fix clean
+.PHONY: help setup prometheus demo test coverage check bench protos docs compose-check fix clean
 
 help: ## show the verbs
-	@grep -E '^[a-z]+:.*##' Makefile | sed 's/:.*##/\t/'
+	@grep -E '^[a-z-]+:.*##' Makefile | sed 's/:.*##/\t/'
 
 setup: $(STAMP) $(ENVOY_STAMP) ## virtual environment and Envoy
 
@@ -66,6 +66,9 @@ protos: setup ## regenerate protos/fleet_protos
 
 docs: setup ## regenerate docs/configuration.md and docs/metrics.md
 	$(BIN)/python docs/generate.py
+
+compose-check: ## prove compose.yaml on this machine's Docker engine (about 5 minutes)
+	deploy/compose/check.sh
 
 clean: ## remove everything that the other verbs made
 	rm -rf $(VENV) .tools build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -39,6 +39,8 @@ START_S = 120.0
 POLL_S = 0.5
 DEFAULT_SECONDS = sum(act.seconds for act in ACTS)
 DEFAULT_PAUSE_S = 60.0
+QUARANTINE_WINDOW_S = 100.0
+"""Shorter than two performances: three deaths never fall into it."""
 
 
 class ComposeError(Exception):
@@ -48,7 +50,10 @@ class ComposeError(Exception):
 def fleet(addresses: Mapping[str, str], *, listen: str) -> dict[str, Any]:
     """Return the play's configuration with a listener that other containers reach."""
     host, _, port = listen.rpartition(":")
-    return configuration(addresses) | {"listener": {"address": host, "port": int(port)}}
+    document = configuration(addresses) | {"listener": {"address": host, "port": int(port)}}
+    # The instance that dies in every performance shall not be taken for one in a restart loop.
+    document["policy"]["recovery"] |= {"quarantine_window_s": QUARANTINE_WINDOW_S}
+    return document
 
 
 def write(path: Path, document: Mapping[str, Any]) -> None:
@@ -151,10 +156,11 @@ def _pairs(given: Sequence[str], *, flag: str, names: Sequence[str]) -> dict[str
     return {name: found[name].rstrip("/") for name in names}
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m demo.compose", description=__doc__)
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    commands = parser.add_subparsers(dest="command", required=True)
+def parser() -> argparse.ArgumentParser:
+    """Return the command line."""
+    command_line = argparse.ArgumentParser(prog="python -m demo.compose", description=__doc__)
+    command_line.formatter_class = argparse.RawDescriptionHelpFormatter
+    commands = command_line.add_subparsers(dest="command", required=True)
     configure = commands.add_parser("configure", help="write the control plane's configuration")
     configure.add_argument("address", nargs="+", help="NAME=IP:PORT of every engine")
     configure.add_argument("--listen", default="0.0.0.0:10000", help="ip:port of the proxies")
@@ -173,10 +179,15 @@ def _parser() -> argparse.ArgumentParser:
         "--pause-s", type=float, default=DEFAULT_PAUSE_S, help="gentle load between two plays"
     )
     play.add_argument("--plays", type=int, default=0, help="end after so many; 0 = never")
-    return parser
+    return command_line
 
 
-def _stage(given: argparse.Namespace) -> Stage:
+def stage_of(given: argparse.Namespace) -> Stage:
+    """Return where everything is.
+
+    Raises:
+        ComposeError: the arguments leave something out.
+    """
     engines = [part.name for part in PARTS]
     return Stage(
         server=given.server.rstrip("/"),
@@ -193,7 +204,7 @@ async def _perform(given: argparse.Namespace) -> int:
     console = Console(force_terminal=False, width=PLAIN_WIDTH)
     with ending_in_order():
         return await perform(
-            _stage(given),
+            stage_of(given),
             console,
             seconds=given.seconds,
             pause_s=given.pause_s,
@@ -203,7 +214,7 @@ async def _perform(given: argparse.Namespace) -> int:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command: 0 good, 1 a failed request or no stage, 2 bad usage, 130 ended."""
-    given = _parser().parse_args(arguments)
+    given = parser().parse_args(arguments)
     try:
         if given.command == "perform":
             return asyncio.run(_perform(given))

@@ -137,7 +137,12 @@ class Incident:
 
     def _follow_victim(self, state: str, ceiling: float | None) -> None:
         told = self._scene.watch.engines.get(VICTIM, {})
-        deaths = told.get("deaths", ())
+        # An engine may have died in an earlier play: only its return from this death counts.
+        deaths = [
+            each
+            for each in told.get("deaths", ())
+            if self._scene.deaths and each["at_s"] >= self._scene.deaths[0].at_s
+        ]
         if self._back_s is None and deaths and "back_at_s" in deaths[-1]:
             self._back_s = float(deaths[-1]["back_at_s"])
             self._scene.say(f"{VICTIM} has reloaded and listens again")
