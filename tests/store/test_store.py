@@ -296,6 +296,14 @@ def test_a_history_that_cannot_be_read_is_told(path):
             ask()
 
 
+def test_only_its_owner_may_read_the_file(path):
+    with running(path) as store:
+        store.add(row())
+        until(lambda: metric(store, "fleet_store_rows_total", "written") == 1)
+        modes = {each.name: each.stat().st_mode & 0o777 for each in path.parent.iterdir()}
+    assert set(modes.values()) == {0o600}
+
+
 def test_names_are_known_from_disk_and_from_memory(path):
     store = EventStore(path, KEEP, wall=lambda: 1000.0)
     assert not store.knows("model", "chat")

@@ -49,6 +49,8 @@ class HistoryFile:
         """
         self.path = path
         path.parent.mkdir(parents=True, exist_ok=True)
+        # It names people and machines; SQLite gives its other files the same mode.
+        path.touch(mode=0o600)
         self._connection = sqlite3.connect(
             path, timeout=BUSY_S, isolation_level=None, check_same_thread=False
         )
