@@ -51,6 +51,8 @@ class Inside:
     """What proxies saw of requests."""
     note: Callable[[str], str] = lambda _: ""
     """What else is to be said of an instance; empty = nothing."""
+    page: Callable[[], Response] | None = None
+    """What browsers get at `/`; None = what everybody gets, the list of paths."""
     routes: Sequence[BaseRoute] = ()
     """Pages of other parts."""
 
@@ -82,7 +84,10 @@ class _Pages:
         self._inside = inside
         self.paths: list[str] = []
 
-    async def index(self, _: Request) -> Response:
+    async def index(self, request: Request) -> Response:
+        page = self._inside.page
+        if page is not None and "text/html" in request.headers.get("accept", ""):
+            return page()
         return PlainTextResponse("\n".join(self.paths) + "\n")
 
     async def healthz(self, _: Request) -> Response:

@@ -34,6 +34,7 @@ from xds_server.history_pages import HistoryPages
 from xds_server.ingest.registry import Registry
 from xds_server.ingest.server import SERVICE, TelemetryServer
 from xds_server.limit_divider import LimitDivider
+from xds_server.live_page import LivePage
 from xds_server.metrics import Exposition, Reading, Tally
 from xds_server.operator_pages import OperatorPages
 from xds_server.proxy_history import ProxyHistory
@@ -47,7 +48,7 @@ from xds_server.resources.snapshot import Snapshot
 from xds_server.state_file import StateFile
 from xds_server.state_keeper import StateKeeper
 from xds_server.status import describe_fleet, gauges_of_fleet, gauges_of_proxies
-from xds_server.store.row import Kind, Query
+from xds_server.store.row import Kind, Query, Row
 from xds_server.store.store import EventStore, Retention, StoreError
 from xds_server.topology_switch import TopologySwitch
 from xds_server.xds.cache import SnapshotCache
@@ -90,7 +91,15 @@ class App:
         self.cache = SnapshotCache()
         retention = Retention(keep_s=settings.store_keep_s, max_bytes=settings.store_max_bytes)
         self.store = EventStore(settings.store_file, retention)
-        self.history = History(self.store.add, topology=lambda: self.loop.fleet.topology)
+        self.page = LivePage(
+            plan=lambda: self.loop.fleet.plan,
+            latest=lambda: self.loop.latest,
+            proxies=lambda: self.xds.status(),  # noqa: PLW0108 - it is made below
+            facts=self._facts,
+            is_over=self._stop.is_set,
+            clock=clock,
+        )
+        self.history = History(self._happened, topology=lambda: self.loop.fleet.topology)
         observer = ProxyHistory(
             XdsObserver(self.tally, self._wanted.put_nowait, clock), self.history
         )
@@ -409,6 +418,10 @@ class App:
         operators = OperatorPages(loop=self.loop, history=self.history, clock=self._clock)
         return [*history.routes(), *RecordingPage(self.recorder).routes(), *operators.routes()]
 
+    def _happened(self, row: Row) -> None:
+        self.store.add(row)
+        self.page.happened(row)
+
     def _reloaded(self, config: Config, changed: Sequence[str]) -> None:
         self.history.configured(config.text, name="config_reloaded", changed=changed)
 
@@ -425,8 +438,30 @@ class App:
             drain=self._drain,
             evidence=lambda: describe_evidence(self.intake, self.loop.fleet.topology),
             note=self._note,
-            routes=self._pages_of_the_past(),
+            page=self.page.index,
+            routes=(
+                *self._pages_of_the_past(),
+                *self.page.routes(),
+            ),
         )
+
+    def _facts(self) -> dict[str, Any]:
+        """Return what the live page says above everything else."""
+        kv = self.loop.fleet.policy.kv
+        return {
+            "unix_s": round(time.time(), 3),
+            "version": __version__,
+            "not_ready": self._not_ready(),
+            "config_valid": self.topology.is_valid,
+            "history_trouble": self.store.trouble,
+            "stale_s": self._stale_s(),
+            "high": kv.high,
+            "critical": kv.critical,
+        }
+
+    def _stale_s(self) -> float:
+        telemetry = self.loop.fleet.policy.telemetry
+        return telemetry.interval_s * telemetry.stale_intervals
 
     def _note(self, name: str) -> str:
         reports = self.intake.reports
