@@ -10,6 +10,7 @@ export class Events {
     this.rows = [];
     this.known = new Set();
     this.list = document.getElementById("events");
+    this.log = document.getElementById("log");
     this.kind = document.getElementById("events-kind");
     this.kind.addEventListener("change", () => this.draw());
   }
@@ -50,9 +51,9 @@ export class Events {
   }
 
   draw() {
-    this.list.setAttribute("aria-live", "off"); // Nothing of this is news.
+    this.log.setAttribute("aria-live", "off"); // Nothing of this is news.
     this.list.replaceChildren(...this.rows.filter((row) => this.fits(row)).slice(0, MOST).map(item));
-    setTimeout(() => this.list.setAttribute("aria-live", "polite"), 100);
+    setTimeout(() => this.log.setAttribute("aria-live", "polite"), 100);
   }
 }
 

@@ -58,7 +58,9 @@ export class Fleet {
     }
     model.tiers.forEach((tier, index) => this.drawTier(part.tiers[index], tier));
     model.classes.forEach((each, index) => drawClass(part.classes[index], each));
-    part.chart.add(this.clock.unixAt(performance.now()), Object.fromEntries(model.tiers.map((each) => [each.name, each.weight])));
+    const now = this.clock.unixAt(performance.now());
+    part.chart.add(now, Object.fromEntries(model.tiers.map((each) => [each.name, each.weight])));
+    part.chart.draw(now);
   }
 
   build(name, model, oldChart) {
