@@ -191,6 +191,36 @@ async def test_what_cannot_be_answered_is_one_sentence_and_a_code(
     assert not Path("x.gz.part").exists()
 
 
+DOCUMENTED = [
+    line.partition("#")[0].split()[1:]
+    for line in (ROOT / "docs/history.md").read_text().splitlines()
+    if line.startswith("xds-server ")
+]
+
+
+@pytest.mark.parametrize("arguments", DOCUMENTED, ids=" ".join)
+async def test_every_documented_command_is_understood(
+    quiet_server, arguments, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "new.yaml").write_text(DESIGN)
+    if "--follow" in arguments:
+        monkeypatch.setattr("xds_server.commands.history._follow", lambda *_, **__: None)
+    if arguments[0] == "replay":
+        done = await run("record", "now.jsonl.gz", "--for", "300ms", "--admin", quiet_server)
+        assert done.exit_code == 0, done.output
+        done = await run(*arguments)
+        assert done.exit_code == 0, done.output
+        assert Path("now.svg").exists()
+        return
+    done = await run(*("300ms" if each == "60s" else each for each in arguments),
+                     "--admin", quiet_server)  # fmt: skip
+    # The example speaks of an incident that this server never had.
+    assert done.exit_code == (1 if arguments[0] == "incident" else 0), done.output
+    if arguments[0] == "incident":
+        assert "no event 42" in done.stderr or "nothing happened" in done.stderr
+
+
 @pytest.fixture(scope="module")
 def quiet_server(tmp_path_factory):
     """The admin address of a server that nothing happens to."""

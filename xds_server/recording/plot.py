@@ -66,7 +66,7 @@ def _plot(name: str, run: Run, model: str, top: float, span_s: float) -> Iterato
     for part in range(5):
         x = LEFT + WIDTH * part / 4
         yield (
-            f'<text x="{x:.1f}" y="{floor + 16}" text-anchor="middle">{span_s * part / 4:.0f} s</text>'
+            f'<text x="{x:.1f}" y="{floor + 16}" text-anchor="middle">{span_s * part / 4:.3g} s</text>'
         )
     curves = [(tier, curve) for (of, tier), curve in run.curves.items() if of == model]
     for number, (tier, curve) in enumerate(curves):
@@ -75,7 +75,7 @@ def _plot(name: str, run: Run, model: str, top: float, span_s: float) -> Iterato
         yield f'<path d="{_path(curve, floor, span_s)}" {stroke}/>'
         x, y = LEFT + WIDTH + 14, top + 26 + number * 18
         yield f'<path d="M{x} {y - 4}h26" {stroke}/>'
-        yield f'<text x="{x + 34}" y="{y}">{escape(tier)} {curve.mean(span_s):.1%}</text>'
+        yield f'<text x="{x + 34}" y="{y}">{escape(tier)}, mean {curve.mean(span_s):.1%}</text>'
 
 
 def _path(curve: Curve, floor: float, span_s: float) -> str:
