@@ -88,6 +88,7 @@ async def perform(
     good, played = True, 0
     records = Records()
     async with aiohttp.ClientSession() as session:
+        console.print("Waiting until the stage answers.", highlight=False)
         await _until_answering(session, stage)
         console.print("The stage answers: curtain up.", highlight=False)
         watch = Watch(session, server=stage.server, engines=stage.engines, proxies=stage.admins)
