@@ -51,6 +51,7 @@ from xds_server.status import describe_fleet, gauges_of_fleet, gauges_of_proxies
 from xds_server.store.row import Kind, Query, Row
 from xds_server.store.store import EventStore, Retention, StoreError
 from xds_server.topology_switch import TopologySwitch
+from xds_server.tracing import Tracing, TracingUnavailableError
 from xds_server.xds.cache import SnapshotCache
 from xds_server.xds.health import Health, add_health_and_reflection
 from xds_server.xds.server import SERVICE_NAMES, XdsServer
@@ -100,9 +101,8 @@ class App:
             clock=clock,
         )
         self.history = History(self._happened, topology=lambda: self.loop.fleet.topology)
-        observer = ProxyHistory(
-            XdsObserver(self.tally, self._wanted.put_nowait, clock), self.history
-        )
+        counting = XdsObserver(self.tally, self._wanted.put_nowait, clock)
+        observer = ProxyHistory(counting, self.history)
         self.xds = XdsServer(self.cache, observer=observer)
         self.state = StateKeeper(StateFile(settings.state_dir), self.registry, self.tally, clock)
         self.state.read()
@@ -121,6 +121,7 @@ class App:
         )
         self.loop.on_event = self.history.decided
         self.loop.on_plan = self.history.planned
+        self._tracing = self._trace(counting)
         self.divider = LimitDivider(
             cache=self.cache,
             proxies=self.xds.proxies,
@@ -213,6 +214,8 @@ class App:
             listening.close()
             self.history.process("server_stopped")
             await asyncio.to_thread(self.store.close)
+            if self._tracing is not None:
+                await asyncio.to_thread(self._tracing.close)
 
     async def _run(self, listening: socket.socket) -> None:
         server = make_server()
@@ -253,6 +256,17 @@ class App:
         finally:
             await server.stop(grace=None)
         self._log.info(logs.SERVER_STOPPED)
+
+    def _trace(self, observer: XdsObserver) -> Tracing | None:
+        if self.settings.traces_url is None:
+            return None
+        try:
+            tracing = Tracing(self.settings.traces_url, self._clock)
+        except TracingUnavailableError as error:
+            raise StartError(str(error)) from error
+        self.loop.on_step = tracing.step
+        observer.on_accepted = tracing.accepted
+        return tracing
 
     async def _streams_over(self) -> None:
         """Let the handlers of cut streams end before the event loop does."""

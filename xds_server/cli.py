@@ -61,6 +61,7 @@ def serve(
     store_file: Annotated[str | None, typer.Option(help=_HELP["store_file"])] = None,
     store_keep_days: Annotated[float | None, typer.Option(help=_HELP["store_keep_days"])] = None,
     store_max_bytes: Annotated[float | None, typer.Option(help=_HELP["store_max_bytes"])] = None,
+    traces_url: Annotated[str | None, typer.Option(help=_HELP["traces_url"])] = None,
 ) -> None:
     """Serve proxies and agents until SIGTERM; SIGHUP or a change of CONFIG reloads it."""
     flags = {
@@ -75,6 +76,7 @@ def serve(
         "store_file": store_file,
         "store_keep_days": store_keep_days,
         "store_max_bytes": store_max_bytes,
+        "traces_url": traces_url,
     }
     loaded = _load(config)
     try:

@@ -26,6 +26,8 @@ class XdsObserver:
         self._next_refusal_at = clock()
         self._wanted: set[Capability] = {Capability.COMPOSITE}
         self._log = logs.get("xds")
+        self.on_accepted: Callable[[Proxy, str, str, float], None] | None = None
+        """Told proxy, type URL, version, and the seconds from sending to acceptance."""
 
     def stream_opened(self, *, protocol: Protocol) -> None:
         """Count a stream."""
@@ -52,9 +54,10 @@ class XdsObserver:
 
     def acked(self, *, proxy: Proxy, type_url: str, version: str, lag_s: float) -> None:
         """Count an ACK."""
-        del proxy, version
         self._tally.add("fleet_xds_acks_total", _short(type_url))
         self._tally.observe("fleet_xds_ack_seconds", lag_s)
+        if self.on_accepted is not None:
+            self.on_accepted(proxy, type_url, version, lag_s)
 
     def nacked(
         self, *, proxy: Proxy, type_url: str, version: str, error: str, names: frozenset[str]

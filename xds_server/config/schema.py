@@ -346,6 +346,8 @@ class ServerSection(Written):
     """Events that are older are deleted; 30 if left out."""
     store_max_bytes: Annotated[Number, Field(ge=1048576, le=2**50)] | None = None
     """When the history is larger its oldest events are deleted; 256 MiB if left out."""
+    traces_url: Annotated[str, Field(pattern=r"^https?://[^/\s]+/\S*$")] | None = None
+    """Where traces of pushes go: an OTLP/HTTP receiver; left out = none. Needs `gpu-xds[otel]`."""
 
 
 class Document(Written):

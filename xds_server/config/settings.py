@@ -103,6 +103,12 @@ SETTINGS: tuple[Setting, ...] = (
         number=True,
         help="When the history is larger its oldest events are deleted.",
     ),
+    Setting(
+        name="traces_url",
+        default=None,
+        help="Where traces of pushes go: an OTLP/HTTP receiver, like http://127.0.0.1:4318/v1/traces; "
+        "needs gpu-xds[otel]; without it there are none.",
+    ),
 )
 
 
@@ -123,6 +129,7 @@ class Settings:
     store_file: Path
     store_keep_s: float
     store_max_bytes: int
+    traces_url: str | None
 
 
 def resolve(
@@ -176,6 +183,7 @@ def _settings(section: ServerSection, token: str | None, environ: Mapping[str, s
         store_file=Path(section.store_file) if section.store_file else state_dir / "events.db",
         store_keep_s=(section.store_keep_days or 0.0) * 86400,
         store_max_bytes=int(section.store_max_bytes or 0),
+        traces_url=section.traces_url,
     )
 
 
