@@ -44,13 +44,15 @@ def get(admin: str, path: str, given: Mapping[str, Any] | None = None) -> Any:
         return json.load(response)
 
 
-def post(admin: str, path: str, given: Mapping[str, Any] | None = None) -> Any:
+def post(
+    admin: str, path: str, given: Mapping[str, Any] | None = None, *, body: bytes | None = None
+) -> Any:
     """Order something and return the JSON of the answer; parameters that are None are left out.
 
     Raises:
         AskError: It was refused, or there is no answer.
     """
-    with _answer(admin, path, given, method="POST") as response:
+    with _answer(admin, path, given, method="POST", body=body) as response:
         return json.load(response)
 
 
@@ -66,7 +68,12 @@ def lines(admin: str, path: str, given: Mapping[str, Any] | None = None) -> Iter
 
 @contextlib.contextmanager
 def _answer(
-    admin: str, path: str, given: Mapping[str, Any] | None, *, method: str = "GET"
+    admin: str,
+    path: str,
+    given: Mapping[str, Any] | None,
+    *,
+    method: str = "GET",
+    body: bytes | None = None,
 ) -> Iterator[Any]:
     base = (admin if "://" in admin else f"http://{admin}").rstrip("/")
     if not base.startswith(("http://", "https://")):
@@ -75,7 +82,7 @@ def _answer(
     query = urllib.parse.urlencode({k: v for k, v in (given or {}).items() if v is not None})
     url = f"{base}{path}?{query}" if query else base + path
     try:
-        request = urllib.request.Request(url, method=method)  # noqa: S310 - scheme checked
+        request = urllib.request.Request(url, method=method, data=body)  # noqa: S310 - scheme checked
         with urllib.request.urlopen(request, timeout=TIMEOUT_S) as response:  # noqa: S310
             yield response
     except urllib.error.HTTPError as error:

@@ -429,7 +429,13 @@ class App:
 
     def _pages_of_the_past(self) -> list[BaseRoute]:
         history = HistoryPages(self.store, lambda: self.loop.fleet.topology)
-        operators = OperatorPages(loop=self.loop, history=self.history, clock=self._clock)
+        operators = OperatorPages(
+            loop=self.loop,
+            history=self.history,
+            clock=self._clock,
+            config=lambda: self.topology.config,
+            registered=self.registry.registered,
+        )
         return [*history.routes(), *RecordingPage(self.recorder).routes(), *operators.routes()]
 
     def _happened(self, row: Row) -> None:

@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
+from xds_server import prospect
 from xds_server.admin import is_foreign
 from xds_server.clock import Clock
+from xds_server.config.load import MAX_BYTES, Config, load_text
+from xds_server.config.problems import ConfigError
 from xds_server.control_loop import ControlLoop
 from xds_server.core.inputs import Force
 from xds_server.core.model import Model, ModelName, Tier, Topology
 from xds_server.core.plan import FORCED, Plan
 from xds_server.history import History
 from xds_server.overview import describe
+from xds_server.registered import Registered
 from xds_server.store.moments import parse_span, show_moment
 
 LEAST_S = 1.0
@@ -39,15 +43,26 @@ class _OrderError(Exception):
 class OperatorPages:
     """Shows and forwards. What is ordered is noted in the history before it is done."""
 
-    def __init__(self, *, loop: ControlLoop, history: History, clock: Clock) -> None:
+    def __init__(
+        self,
+        *,
+        loop: ControlLoop,
+        history: History,
+        clock: Clock,
+        config: Callable[[], Config],
+        registered: Callable[[], Iterable[Registered]],
+    ) -> None:
         self._loop = loop
         self._history = history
         self._clock = clock
+        self._config = config
+        self._registered = registered
 
     def routes(self) -> list[BaseRoute]:
         """Return the pages."""
         return [
             Route("/api/status", self._status),
+            Route("/api/diff", self._diff, methods=["POST"]),
             Route("/force", self._force, methods=["POST"]),
             Route("/unforce", self._unforce, methods=["POST"]),
         ]
@@ -58,6 +73,29 @@ class OperatorPages:
         return await asyncio.to_thread(
             lambda: JSONResponse(describe(plan, latest, is_warm=is_warm, now=now))
         )
+
+    async def _diff(self, request: Request) -> Response:
+        if is_foreign(request):
+            return _error(403, "a page of another site may not do this")
+        body = b""
+        async for chunk in request.stream():
+            # Read to its end all the same: who is cut off while sending never sees the answer.
+            body = (body + chunk)[: MAX_BYTES + 1]
+        if len(body) > MAX_BYTES:
+            return _error(400, f"the configuration is too long: at most {MAX_BYTES} bytes")
+        try:
+            other = load_text(body.decode(), source="CONFIG")
+        except UnicodeDecodeError:
+            return _error(400, "the configuration is not UTF-8")
+        except ConfigError as error:
+            return _error(400, str(error))
+        fleet, config, now = self._loop.fleet, self._config(), self._clock()
+        registered = list(self._registered())
+        sides = prospect.copied(fleet, config, now)
+        found = await asyncio.to_thread(
+            lambda: prospect.compare(*prospect.applied(sides, other, registered))
+        )
+        return JSONResponse(found)
 
     async def _force(self, request: Request) -> Response:
         return self._ordered(request, is_end=False)

@@ -236,44 +236,37 @@ async def test_a_forced_tier_stays_so_through_a_restart_and_can_be_taken_back(co
         await until(ended)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "code", "text"),
-    [
-        pytest.param(["drain", "nobody", "--why", "x"], 1, "no instance 'nobody'", id="instance"),
-        pytest.param(["drain", "a100-0", "--why", " "], 2, "--why: ", id="blank-why"),
-        pytest.param(["drain", "", "--why", "x"], 2, 'INSTANCE: ""', id="no-name"),
-        pytest.param(["drain", "a/b c", "--why", "x"], 1, "Not Found", id="slash"),
-        pytest.param(
-            ["force", "nothing", "--for", "1m", "--why", "x"],
-            1,
-            "there is no tier 'nothing'; there is chat/primary, chat/fallback, chat/static",
-            id="tier",
-        ),
-        pytest.param(
-            ["force", "fallback", "--for", "soon", "--why", "x"], 2, "for: 'soon'", id="span"
-        ),
-        pytest.param(
-            ["force", "fallback", "--for", "2d", "--why", "x"], 2, "from 1s to 24h", id="too-long"
-        ),
-        pytest.param(["unforce"], 1, "forced is none: say which model", id="nothing-forced"),
-        pytest.param(["unforce", "chat"], 1, "no tier of 'chat' is forced", id="not-forced"),
-        pytest.param(["unforce", "x"], 1, "there is no model 'x'", id="unknown-model"),
-        pytest.param(["status", "--every", "0"], 2, "--every: 0", id="every"),
-    ],
-)
-async def test_orders_that_cannot_be_followed_end_with_one_sentence(
-    arguments, code, text, shared_operator
+REFUSED = {
+    "unknown instance": (["drain", "nobody", "--why", "x"], 1, "no instance 'nobody'"),
+    "blank reason": (["drain", "a100-0", "--why", " "], 2, "--why: "),
+    "blank name": (["drain", "", "--why", "x"], 2, 'INSTANCE: ""'),
+    "slash in a name": (["drain", "a/b c", "--why", "x"], 1, "Not Found"),
+    "unknown tier": (
+        ["force", "nothing", "--for", "1m", "--why", "x"],
+        1,
+        "there is no tier 'nothing'; there is chat/primary, chat/fallback, chat/static",
+    ),
+    "no span": (["force", "fallback", "--for", "soon", "--why", "x"], 2, "for: 'soon'"),
+    "too long": (["force", "fallback", "--for", "2d", "--why", "x"], 2, "from 1s to 24h"),
+    "blank reason to force": (["force", "fallback", "--for", "2m", "--why", ""], 2, "--why: "),
+    "nothing forced": (["unforce"], 1, "forced is none: say which model"),
+    "not forced": (["unforce", "chat"], 1, "no tier of 'chat' is forced"),
+    "unknown model": (["unforce", "x"], 1, "there is no model 'x'"),
+    "too often": (["status", "--every", "0"], 2, "--every: 0"),
+}
+
+
+async def test_orders_that_cannot_be_followed_end_with_one_sentence_and_change_nothing(
+    config, tmp_path
 ):
-    done = await shared_operator.types(*arguments)
-    assert done.exit_code == code
-    assert text in done.stderr
-    assert done.stderr.count("\n") == 1
-
-
-@pytest.fixture
-async def shared_operator(config, tmp_path):
     async with on_call(config, tmp_path, *INSTANCES) as operator:
-        yield operator
+        for title, (arguments, code, text) in REFUSED.items():
+            done = await operator.types(*arguments)
+            assert (done.exit_code, done.stderr.count("\n")) == (code, 1), title
+            assert text in done.stderr, title
+        assert (await operator.weights())["primary"] == 1000
+        events = (await operator.server.get_json("/api/events?kind=operator"))["events"]
+        assert events == []
 
 
 async def test_a_page_of_another_site_may_not_force(config, tmp_path):

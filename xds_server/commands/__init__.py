@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import typer
 
+from xds_server.commands.diff import diff
 from xds_server.commands.history import events, incident
 from xds_server.commands.orders import drain, force, undrain, unforce
 from xds_server.commands.proxies import proxies
 from xds_server.commands.recordings import record, replay
+from xds_server.commands.simulate import simulate
 from xds_server.commands.status import status
 
 
@@ -24,5 +26,7 @@ def add_to(app: typer.Typer) -> None:
         unforce,
         record,
         replay,
+        diff,
+        simulate,
     ):
         app.command()(command)
