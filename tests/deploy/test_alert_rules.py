@@ -6,8 +6,11 @@ import re
 
 import pytest
 import yaml
+from typer.main import get_command
 
+from sidecar_agent.cli import app as agent_app
 from tests.fakes.prometheus import ROOT, labels_of, metrics_of, promtool
+from xds_server.cli import app as server_app
 
 RULES = ROOT / "deploy/prometheus/rules.yaml"
 CASES = ROOT / "deploy/prometheus/rules.test.yaml"
@@ -70,6 +73,18 @@ def test_an_alert_says_what_is_wrong_and_where_to_read_on(name):
 
 def test_the_runbook_is_about_these_alerts_and_no_others():
     assert re.findall(r"^## (Fleet\w+)$", RUNBOOK, re.MULTILINE) == list(ALERTS)
+
+
+def test_the_runbook_names_commands_and_pages_that_there_are():
+    commands = {
+        "xds-server": set(get_command(server_app).commands),
+        "sidecar-agent": set(get_command(agent_app).commands),
+    }
+    for program, command in re.findall(r"`(xds-server|sidecar-agent) ([a-z-]+)", RUNBOOK):
+        assert command in commands[program], f"{program} {command}"
+    pages = (ROOT / "xds_server/admin.py").read_text()
+    for page in re.findall(r"`(/(?:debug/\w+|readyz|healthz|metrics))", RUNBOOK):
+        assert f'"{page}"' in pages, page
 
 
 @pytest.mark.parametrize("name", ALERTS)
