@@ -30,6 +30,12 @@ def test_promtool_accepts_the_rules():
 
 
 @pytest.mark.prometheus
+def test_promtool_accepts_what_compose_scrapes():
+    said = promtool("check", "config", "--syntax-only", "deploy/prometheus/prometheus.yaml")
+    assert said.returncode == 0, said.stdout + said.stderr
+
+
+@pytest.mark.prometheus
 def test_every_alert_fires_and_stays_quiet_as_the_cases_say():
     said = promtool("test", "rules", CASES)
     assert said.returncode == 0, said.stdout + said.stderr
