@@ -75,7 +75,7 @@ def config(primary: int, fallback: int) -> str:
     )
 
 
-def _connected(port: int) -> socket.socket:
+def connected(port: int) -> socket.socket:
     """Connect; Envoy names a listener a moment before its workers accept on it."""
     deadline = time.monotonic() + START_S
     while True:
@@ -91,7 +91,7 @@ class Client:
     """One keep-alive connection through Envoy."""
 
     def __init__(self, port: int) -> None:
-        self._sock = _connected(port)
+        self._sock = connected(port)
         self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def served_by(self) -> str:
@@ -154,8 +154,7 @@ class Agent:
 
 @contextmanager
 def envoy(folder: Path, *, xds_port: int, delta: bool) -> Iterator[int]:
-    """Run an Envoy and yield the port of its listener."""
-    folder.mkdir()
+    """Run an Envoy that is configured by xDS and yield the port of its listener."""
     document = bootstrap(
         node_id="bench",
         cluster="bench",
@@ -164,6 +163,14 @@ def envoy(folder: Path, *, xds_port: int, delta: bool) -> Iterator[int]:
         admin_port=0,
         delta=delta,
     )
+    with running(folder, document) as port:
+        yield port
+
+
+@contextmanager
+def running(folder: Path, document: dict[str, Any]) -> Iterator[int]:
+    """Run an Envoy of one worker with a bootstrap and yield the port of its first listener."""
+    folder.mkdir()
     (folder / "envoy.json").write_text(json.dumps(document))
     admin = folder / "admin"
     with (folder / "log").open("wb") as log:

@@ -20,7 +20,6 @@ import json
 import selectors
 import socket
 import statistics
-import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
@@ -30,9 +29,8 @@ from typing import Any
 
 import yaml
 
-from benchmarks.end_to_end import _connected, _listener, envoy, server
+from benchmarks.end_to_end import connected, envoy, running, server
 from benchmarks.rig import Child, percentile, spread
-from demo.stage import envoy_binary
 
 TYPES = "type.googleapis.com/envoy.extensions"
 DELAY_S = 0.05
@@ -148,27 +146,10 @@ def _ext_proc(port: int, processor: int) -> dict[str, Any]:
 
 @contextmanager
 def _static_envoy(folder: Path, resources: dict[str, Any]) -> Iterator[int]:
-    folder.mkdir()
-    document = {
-        "admin": {"address": {"socket_address": {"address": "127.0.0.1", "port_value": 0}}},
-        "static_resources": resources,
-    }
-    (folder / "envoy.json").write_text(json.dumps(document))
-    admin = folder / "admin"
-    with (folder / "log").open("wb") as log:
-        process = subprocess.Popen(
-            [
-                *(str(envoy_binary()), "-c", str(folder / "envoy.json"), "--concurrency", "1"),
-                *("-l", "warning", "--disable-hot-restart", "--admin-address-path", str(admin)),
-            ],
-            stdout=log,
-            stderr=subprocess.STDOUT,
-        )
-    try:
-        yield _listener(process, admin)
-    finally:
-        process.terminate()
-        process.wait(10)
+    address = {"socket_address": {"address": "127.0.0.1", "port_value": 0}}
+    document = {"admin": {"address": address}, "static_resources": resources}
+    with running(folder, document) as port:
+        yield port
 
 
 def fleet(kind: str, port: int) -> str:
@@ -233,7 +214,7 @@ class Loop:
     """Connections that each send the next request once the last is answered."""
 
     def __init__(self, port: int, connections: int) -> None:
-        self._socks = [_connected(port) for _ in range(connections)]
+        self._socks = [connected(port) for _ in range(connections)]
         for sock in self._socks:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             sock.setblocking(True)
