@@ -16,7 +16,7 @@ from functools import partial
 from math import isfinite
 from typing import Any, TypeVar
 
-from xds_server.core import assemble, faults, hysteresis, instance, spill
+from xds_server.core import assemble, faults, force, hysteresis, instance, spill
 from xds_server.core.assemble import Place, Seed
 from xds_server.core.faults import Track
 from xds_server.core.levels import LevelTrack
@@ -113,7 +113,15 @@ def restore(
         _restore_model(model, kept.get(model.name), policy, now, away_s)
         for model in topology.models
     )
-    return assemble.fleet(topology, models, started_at=now, pending=())
+    pending = [
+        ruling.event
+        for model in models
+        if model.model.name in kept
+        for order in [_restore_forced(kept[model.model.name], now - away_s)]
+        for ruling in [force.rule(order, model.model, model.steps, now)]
+        if ruling.event is not None
+    ]
+    return assemble.fleet(topology, models, started_at=now, pending=tuple(pending))
 
 
 def _dump_model(model: ModelState, plan: ModelPlan, now: float) -> dict[str, Any]:

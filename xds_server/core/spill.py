@@ -173,8 +173,9 @@ def step(
     clock = _Clock(now, 0.0 if state.at is None else max(0.0, now - state.at), is_first)
     throughputs = [demands.add_up(reading.flows) for reading in readings]
     demand = state.demand
-    if any(reading.available_slots > _SLOTS_MIN for reading in readings):
-        # While no engine may take anything there is nothing to see, not nothing to do.
+    is_sent_to_engines = forced is None or not readings[forced].is_static
+    if is_sent_to_engines and any(each.available_slots > _SLOTS_MIN for each in readings):
+        # While no engine is given anything there is nothing to see, not nothing to do.
         demand = demands.offered(
             demand,
             throughputs,
