@@ -30,6 +30,7 @@ NAMES = (
     "combined",
     "slow_clients",
     "idle",
+    "page",
 )
 
 

@@ -13,6 +13,7 @@ from playwright.async_api import expect
 
 from tests.fakes.browser import Witness, a_browser, a_page
 from tests.fakes.live_stage import LiveStage, a_model, a_proxy
+from tests.fakes.xds_process import ROOT, running_server
 from xds_server.core.plan import EndpointHealth, FaultState, Freshness, Level
 from xds_server.live_page import MOST_CLIENTS
 from xds_server.xds.syncz import SyncState
@@ -239,3 +240,38 @@ async def test_only_so_many_look_at_once(tmp_path):
         assert stage.asked_for_proxies - asked <= 3, "they share what is read"
         for each in streams:
             each.close()
+
+
+async def test_the_whole_process_shows_drains_and_forces_and_ends_with_a_page_open(tmp_path):
+    config = ROOT / "tests/config/design.yaml"
+    flags = ("--grace-s", "0")
+    async with (
+        running_server(config, tmp_path, flags) as server,
+        a_browser() as browser,
+        a_page(browser, server.admin_url + "/") as page,
+    ):
+        cell = page.locator(".cell").first
+        name = await cell.locator(".name").inner_text()
+        await cell.click()
+        await page.get_by_role("button", name="Drain…").click()
+        await page.get_by_label("Who").fill("ada")
+        await page.get_by_label("Why").fill("a new fan")
+        await page.get_by_role("button", name=f"Drain {name}").click()
+        await expect(cell.locator(".state")).to_contain_text("draining")
+        await expect(page.get_by_role("log")).to_contain_text("ada: a new fan")
+        await expect(page.get_by_role("button", name="Take the drain back…")).to_be_visible()
+
+        tier = page.get_by_role("button", name="Explain tier").nth(1)
+        subject = (await tier.get_attribute("aria-label")).removeprefix("Explain tier ")
+        await tier.click()
+        await page.get_by_role("button", name="Force this tier…").click()
+        await page.get_by_label("Why").fill("the first one is wrong")
+        await page.get_by_role("button", name=f"Force {subject}").click()
+        region = page.get_by_role("region", name=f"Tier {subject}")
+        await expect(region.locator(".tierhead .share")).to_have_text("100.0 %")
+        await expect(page.get_by_role("button", name="End the force of")).to_be_visible()
+
+        began = time.monotonic()
+        assert await server.stop() == 0
+        assert time.monotonic() - began < 4.0
+        await expect(page.locator("#lost")).to_be_visible()

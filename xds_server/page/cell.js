@@ -1,5 +1,5 @@
 // One instance: state, part of the model's requests, pressure against the watermarks, ceiling, age.
-import { MISSING, element, mark, number, percent, span, write } from "./format.js";
+import { element, mark, number, percent, span, write } from "./format.js";
 
 const STATES = { healthy: "●", warming: "◔", recovering: "◑", draining: "◇", down: "✕", quarantined: "⊘" };
 
@@ -9,7 +9,7 @@ export class Cell {
     this.clock = clock;
     this.parts = {};
     const part = (name, attributes = {}) => (this.parts[name] = element("span", { class: name, ...attributes }));
-    const meter = (this.meter = element("span", { class: "meter", "aria-hidden": "true" }, part("fill"), element("span", { class: "tick high" }), element("span", { class: "tick critical" })));
+    const meter = element("span", { class: "meter", "aria-hidden": "true" }, part("fill"), element("span", { class: "tick high" }), element("span", { class: "tick critical" }));
     this.button = element("button", { type: "button", class: "cell" },
       element("span", { class: "line" }, part("glyph", { "aria-hidden": "true" }), element("span", { class: "name", text: id }), part("share")),
       meter,
@@ -22,15 +22,14 @@ export class Cell {
     this.value = value;
     mark(this.button, "state", value.state);
     mark(this.button, "freshness", value.freshness);
+    mark(this.button, "health", value.health);
     mark(this.button, "level", level(value.pressure, facts));
     write(this.parts.glyph, STATES[value.state] ?? "?");
     write(this.parts.share, value.health === "healthy" ? percent(value.share, 1) : "0 %");
-    const ceiling = value.ceiling < 1 ? ` ≤${percent(value.ceiling)}` : "";
+    const ceiling = value.ceiling > 0 && value.ceiling < 1 ? ` ≤${percent(value.ceiling)}` : "";
     write(this.parts.state, `${value.state}${ceiling}`);
     write(this.parts.numbers, value.pressure === null ? "p –" : `p ${number(value.pressure, 2)}`);
-    this.parts.fill.style.width = `${100 * Math.min(1, value.pressure ?? 0)}%`;
-    this.meter.style.setProperty("--high", `${100 * facts.high}%`);
-    this.meter.style.setProperty("--critical", `${100 * facts.critical}%`);
+    fill(this.parts.fill, value.pressure);
     this.label();
     this.age(facts);
   }
@@ -51,7 +50,13 @@ export class Cell {
   }
 }
 
-function level(pressure, facts) {
-  if (pressure === null) return MISSING;
+// Scaling needs no layout, which a width would.
+export function fill(node, pressure) {
+  const scale = `scaleX(${Math.min(1, pressure ?? 0)})`;
+  if (node.style.transform !== scale) node.style.transform = scale;
+}
+
+export function level(pressure, facts) {
+  if (pressure === null) return "unknown";
   return pressure >= facts.critical ? "critical" : pressure >= facts.high ? "degraded" : "healthy";
 }

@@ -3,7 +3,7 @@ import { element, percent, utc } from "./format.js";
 
 const MOST_S = 600;
 const LEAST_S = 120;
-const MOST = 2400;
+const MOST = 1200;
 const SVG = "http://www.w3.org/2000/svg";
 const WIDTH = 600;
 const HEIGHT = 120;
@@ -42,8 +42,10 @@ export class Chart {
     this.legend.replaceChildren(...names.map((name, index) => element("span", { class: "key" }, element("span", { class: `swatch s${index % 4}`, "aria-hidden": "true" }), name)));
   }
 
+  // Whether it is news: the same weights again are none.
   add(at, weights) {
     const last = this.points.at(-1);
+    if (last && at >= last.at && this.names.every((name) => last.weights[name] === weights[name])) return false;
     if (!last || at >= last.at) this.points.push({ at, weights });
     else {
       // The past is told after the present: it is put where it belongs.
@@ -51,6 +53,7 @@ export class Chart {
       this.points.splice(index, 0, { at, weights });
     }
     if (this.points.length > MOST) this.points.splice(0, this.points.length - MOST);
+    return true;
   }
 
   draw(now) {

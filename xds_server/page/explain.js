@@ -97,7 +97,7 @@ function body(answer) {
     ...["pressure", "demand", "capacity", "spill", "ceiling"].filter((key) => answer[key] !== undefined && !(key in (answer.inputs ?? {}))).map((key) => [key, shown(key, answer[key])]),
   ];
   const list = element("dl", { class: "inputs" });
-  for (const [key, value] of rows) list.append(element("div", {}, element("dt", { text: key }), element("dd", { text: value })));
+  for (const [key, value] of rows) list.append(element("div", { class: String(value).length > 16 ? "long" : "" }, element("dt", { text: key }), element("dd", { text: value })));
   if (rows.length) nodes.push(list);
   if (answer.calculation) nodes.push(element("h3", { text: "Calculation" }), element("p", { class: "calculation", text: answer.calculation }));
   if (answer.changes_when) nodes.push(element("h3", { text: "What would change it" }), element("p", { text: answer.changes_when }));

@@ -1,7 +1,7 @@
 // The fleet map: a section per model, with its tiers, their instances as cells, weights over time, classes.
 import { element, mark, number, percent, write } from "./format.js";
 import { Chart } from "./chart.js";
-import { Cell } from "./cell.js";
+import { Cell, fill, level } from "./cell.js";
 
 const LEVELS = { healthy: "●", degraded: "▲", critical: "✕" };
 
@@ -12,11 +12,14 @@ export class Fleet {
     this.explain = explain;
     this.models = new Map();
     this.cells = new Map();
+    this.past = [];
   }
 
   draw(state, changed) {
     this.state = state;
     if (changed.isWhole) {
+      this.root.style.setProperty("--high", `${100 * state.facts.high}%`);
+      this.root.style.setProperty("--critical", `${100 * state.facts.critical}%`);
       for (const name of [...this.models.keys()]) if (!state.models.has(name)) this.remove(name);
       for (const id of [...this.cells.keys()]) if (!state.instances.has(id)) this.cells.delete(id);
     }
@@ -59,13 +62,15 @@ export class Fleet {
     model.tiers.forEach((tier, index) => this.drawTier(part.tiers[index], tier));
     model.classes.forEach((each, index) => drawClass(part.classes[index], each));
     const now = this.clock.unixAt(performance.now());
-    part.chart.add(now, Object.fromEntries(model.tiers.map((each) => [each.name, each.weight])));
-    part.chart.draw(now);
+    const isNews = part.chart.add(now, Object.fromEntries(model.tiers.map((each) => [each.name, each.weight])));
+    if (isNews) part.chart.draw(now);
   }
 
   build(name, model, oldChart) {
     const chart = oldChart ?? new Chart(name, model.tiers.map((each) => each.name));
     chart.setNames(model.tiers.map((each) => each.name));
+    for (const row of this.past) if (row.model === name) remember(chart, row);
+    this.past = this.past.filter((row) => row.model !== name);
     const title = element("button", { type: "button", class: "link", text: name, "aria-label": `Explain model ${name}` });
     title.addEventListener("click", () => this.explain(name, title));
     const tiers = model.tiers.map((tier, index) => this.buildTier(name, tier, index));
@@ -85,8 +90,8 @@ export class Fleet {
     name.addEventListener("click", () => this.explain(subject, name));
     const fields = Object.fromEntries(["glyph", "level", "share", "pressure", "marks", "spill", "flow", "why"].map((each) => [each, element("span", { class: each })]));
     fields.glyph.setAttribute("aria-hidden", "true");
-    const fill = element("span", { class: "fill" });
-    const meter = element("span", { class: "meter wide", "aria-hidden": "true" }, fill, element("span", { class: "tick high" }), element("span", { class: "tick critical" }));
+    const bar = element("span", { class: "fill" });
+    const meter = element("span", { class: "meter wide", "aria-hidden": "true" }, bar, element("span", { class: "tick high" }), element("span", { class: "tick critical" }));
     const facts = element("dl", { class: "tierfacts" });
     const add = (label, ...nodes) => facts.append(element("div", {}, element("dt", { text: label }), element("dd", {}, ...nodes)));
     add("Pressure", fields.pressure, meter, fields.marks);
@@ -99,7 +104,7 @@ export class Fleet {
         element("h3", {}, name), fields.share, element("span", { class: "levels" }, fields.glyph, " ", fields.level)),
       fields.why);
     if (tier.instances.length) root.append(facts, cells);
-    return { root, fields, fill, meter };
+    return { root, fields, fill: bar, meter };
   }
 
   drawTier(part, tier) {
@@ -116,15 +121,15 @@ export class Fleet {
     write(fields.marks, `high ${number(high, 2)}, critical ${number(critical, 2)}`);
     write(fields.spill, percent(tier.spill, 1));
     write(fields.flow, `${number(tier.demand)} / ${number(tier.capacity)} req/s`);
-    part.fill.style.width = percent(Math.min(1, tier.pressure ?? 0), 1).replace(" ", "");
-    part.meter.style.setProperty("--high", `${100 * high}%`);
-    part.meter.style.setProperty("--critical", `${100 * critical}%`);
+    mark(part.meter, "level", level(tier.pressure, this.state.facts));
+    fill(part.fill, tier.pressure);
   }
 
   backfill(row) {
-    const tiers = row.data?.tiers;
-    if (!tiers) return;
-    this.models.get(row.model)?.chart.add(row.at_unix_s, Object.fromEntries(Object.entries(tiers).map(([name, each]) => [name, each.weight])));
+    if (!row.data?.tiers) return;
+    const model = this.models.get(row.model);
+    if (model) remember(model.chart, row);
+    else this.past.push(row); // The history may answer before the stream.
   }
 
   age() {
@@ -132,6 +137,10 @@ export class Fleet {
     const now = this.clock.unixAt(performance.now());
     for (const { chart } of this.models.values()) chart.draw(now);
   }
+}
+
+function remember(chart, row) {
+  chart.add(row.at_unix_s, Object.fromEntries(Object.entries(row.data.tiers).map(([name, each]) => [name, each.weight])));
 }
 
 function classTable(name, model, classes) {

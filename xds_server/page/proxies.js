@@ -10,37 +10,29 @@ export class Proxies {
   constructor(clock) {
     this.clock = clock;
     this.body = document.querySelector("#proxies tbody");
-    this.rows = new Map();
+    this.rows = [];
     this.find = document.getElementById("proxies-find");
     this.find.addEventListener("input", () => this.state && this.arrange());
   }
 
   draw(state, changed) {
     this.state = state;
-    if (!changed.isWhole && !changed.proxies.length) return;
-    for (const key of changed.isWhole ? [...this.rows.keys()] : changed.proxies) {
-      const value = state.proxies.get(key);
-      if (this.rows.has(key) && value !== undefined) this.drawRow(this.rows.get(key), value);
-    }
-    this.arrange();
+    if (changed.isWhole || changed.proxies.length) this.arrange();
   }
 
-  // Choose and order the rows; those that stay where they are are not touched.
+  // Rows belong to places, not to proxies: whoever comes to a place is written over what is there.
   arrange() {
     const wanted = this.find.value.trim().toLowerCase();
     const all = [...this.state.proxies.entries()].filter(([key, each]) => !wanted || `${key} ${each.cluster}`.toLowerCase().includes(wanted));
     all.sort(([one, a], [other, b]) => ORDER.indexOf(a.state) - ORDER.indexOf(b.state) || (one < other ? -1 : 1));
     const shown = all.slice(0, MOST_ROWS);
-    const keys = new Set(shown.map(([key]) => key));
-    for (const [key, row] of this.rows) {
-      if (keys.has(key)) continue;
-      row.root.remove();
-      this.rows.delete(key);
+    while (this.rows.length > shown.length) this.rows.pop().root.remove();
+    while (this.rows.length < shown.length) {
+      this.rows.push(build());
+      this.body.append(this.rows.at(-1).root);
     }
-    shown.forEach(([key, value], index) => {
-      if (!this.rows.has(key)) this.rows.set(key, this.drawRow(build(), value));
-      const { root } = this.rows.get(key);
-      if (this.body.children[index] !== root) this.body.insertBefore(root, this.body.children[index] ?? null);
+    shown.forEach(([, value], index) => {
+      if (this.rows[index].value !== value) this.drawRow(this.rows[index], value);
     });
     this.sum(all.length);
   }
@@ -60,13 +52,14 @@ export class Proxies {
     write(row.name, value.id);
     write(row.cluster, [value.cluster, value.protocol].filter(Boolean).join(" · "));
     write(row.state, STATES[value.state]);
-    row.types.replaceChildren(...value.types.map(chip));
+    while (row.types.childElementCount > value.types.length) row.types.lastElementChild.remove();
+    while (row.types.childElementCount < value.types.length) row.types.append(chip());
+    value.types.forEach((type, index) => drawChip(row.types.children[index], type));
     const error = value.types.find((each) => each.error);
     row.error.hidden = !error;
     write(row.error, error ? `${SHORT[error.name] ?? error.name}: ${error.error}` : "");
     write(row.nacks, String(value.types.reduce((total, each) => total + each.nacks, 0)));
     this.ageRow(row);
-    return row;
   }
 
   ageRow(row) {
@@ -77,7 +70,7 @@ export class Proxies {
   }
 
   age() {
-    for (const row of this.rows.values()) if (row.value.state === "stale") this.ageRow(row);
+    for (const row of this.rows) if (row.value.state === "stale") this.ageRow(row);
   }
 }
 
@@ -91,7 +84,12 @@ function build() {
   return row;
 }
 
-function chip(type) {
+function chip() {
+  return element("span", { class: "chip" }, element("span"), element("span", { "aria-hidden": "true" }), element("span", { class: "unseen" }));
+}
+
+function drawChip(node, type) {
   const sign = { error: "✕", stale: "…", not_sent: "–", synced: "✓" }[type.state];
-  return element("span", { class: "chip", "data-state": type.state }, SHORT[type.name] ?? type.name, " ", element("span", { "aria-hidden": "true", text: sign }), element("span", { class: "unseen", text: ` ${type.state}` }));
+  mark(node, "state", type.state);
+  [SHORT[type.name] ?? type.name, ` ${sign}`, ` ${type.state.replace("_", " ")}`].forEach((text, index) => write(node.children[index], text));
 }
