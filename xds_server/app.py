@@ -379,6 +379,7 @@ class App:
 
     def _warm_up(self, cause: str) -> None:
         self._log.info(logs.SERVER_WARM, cause=cause, silent=_listed(self.loop.silent))
+        self.history.process("server_warm", f"Proxies are answered: {cause.replace('_', ' ')}.")
         self.loop.warm_up()
 
     # What changes while running.

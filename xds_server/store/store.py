@@ -13,6 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 from xds_server import logs
@@ -57,8 +58,6 @@ class EventStore:
         self.path = path
         self.trouble = ""
         """Why rows do not reach the disk; empty = they do."""
-        self.on_row: Callable[[Row], None] = lambda _: None
-        """Told every row at once, on the thread that adds it."""
         self._retention = retention
         self._wall = wall
         self._waiting: deque[Row] = deque()
@@ -91,7 +90,6 @@ class EventStore:
                 self._lost += 1
                 self._given_up += 1
             self._lock.notify()
-        self.on_row(row)
 
     def close(self) -> None:
         """Write what waits, as far as the disk takes it in a moment, and end the thread."""
@@ -107,8 +105,7 @@ class EventStore:
         Raises:
             StoreError: The file cannot be read.
         """
-        with self._lock:
-            waiting = [row for row in self._waiting if query.fits(row)]
+        waiting = [row for row in self._copy() if query.fits(row)]
         try:
             rows = files.read(self.path, query)
         except (sqlite3.Error, OSError, ValueError) as error:
@@ -137,13 +134,17 @@ class EventStore:
         Raises:
             StoreError: The file cannot be read.
         """
-        with self._lock:
-            if any(getattr(row, column) == value for row in self._waiting):
-                return True
+        if any(getattr(row, column) == value for row in self._copy()):
+            return True
         try:
             return files.knows(self.path, column, value)
         except (sqlite3.Error, OSError) as error:
             raise self._unreadable(error) from error
+
+    def _copy(self) -> list[Row]:
+        """Return what waits; whoever adds a row waits no longer than this takes."""
+        with self._lock:
+            return list(self._waiting)
 
     def _unreadable(self, error: Exception) -> StoreError:
         """Have the writer look as well: with what it remembers of the file it may not have noticed."""
@@ -217,7 +218,7 @@ class EventStore:
     def _write(self, file: HistoryFile) -> None:
         with self._lock:
             count = min(len(self._waiting), MOST_IN_BATCH)
-            rows = [self._waiting[index] for index in range(count)]
+            rows = list(islice(self._waiting, count))
             given_up = self._given_up
             lost, self._lost = self._lost, 0
         if lost:
