@@ -8,6 +8,7 @@ import time
 from contextlib import asynccontextmanager
 
 import pytest
+import pytest_asyncio
 from axe_playwright_python.async_playwright import Axe
 from playwright.async_api import expect
 
@@ -18,17 +19,19 @@ from xds_server.core.plan import EndpointHealth, FaultState, Freshness, Level
 from xds_server.live_page import MOST_CLIENTS
 from xds_server.xds.syncz import SyncState
 
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.browser, pytest.mark.asyncio(loop_scope="module")]
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def browser():
+    async with a_browser() as browser:
+        yield browser
 
 
 @asynccontextmanager
-async def opened(stage: LiveStage | None = None, **options):
+async def opened(browser, stage: LiveStage | None = None, **options):
     stage = stage or LiveStage()
-    async with (
-        stage.serving(),
-        a_browser() as browser,
-        a_page(browser, stage.url, **options) as page,
-    ):
+    async with stage.serving(), a_page(browser, stage.url, **options) as page:
         yield stage, page
 
 
@@ -70,9 +73,9 @@ def in_trouble() -> LiveStage:
     return stage
 
 
-async def test_it_loads_without_complaint_and_asks_no_other_host():
+async def test_it_loads_without_complaint_and_asks_no_other_host(browser):
     stage = LiveStage()
-    async with stage.serving(), a_browser() as browser:
+    async with stage.serving():
         page = await browser.new_page()
         witness = Witness(page, stage.url)
         answer = await page.goto(stage.url)
@@ -88,8 +91,8 @@ async def test_it_loads_without_complaint_and_asks_no_other_host():
         await expect(page.locator("#verdict")).to_contain_text("All well")
 
 
-async def test_a_weight_that_changes_is_seen_within_a_second_and_only_that_is_drawn():
-    async with opened() as (stage, page):
+async def test_a_weight_that_changes_is_seen_within_a_second_and_only_that_is_drawn(browser):
+    async with opened(browser) as (stage, page):
         share = page.get_by_role("region", name="Tier chat/primary").locator(".tierhead .share")
         await expect(share).to_have_text("100.0 %")
         await page.wait_for_timeout(600)
@@ -120,8 +123,8 @@ async def test_a_weight_that_changes_is_seen_within_a_second_and_only_that_is_dr
         await expect(page.get_by_role("region", name="Model chat2")).to_have_count(0)
 
 
-async def test_trouble_is_said_in_words_and_an_unknown_age_is_never_a_number():
-    async with opened(in_trouble()) as (_, page):
+async def test_trouble_is_said_in_words_and_an_unknown_age_is_never_a_number(browser):
+    async with opened(browser, in_trouble()) as (_, page):
         verdict = page.locator("#verdict")
         for text in ("chat-0 down", "chat/primary critical, passes on 30 %", "edge-bad refuses"):
             await expect(verdict).to_contain_text(text)
@@ -136,8 +139,8 @@ async def test_trouble_is_said_in_words_and_an_unknown_age_is_never_a_number():
         await expect(page.get_by_role("log")).to_contain_text("instance down chat-0")
 
 
-async def test_it_is_used_by_keyboard_alone():
-    async with opened() as (stage, page):
+async def test_it_is_used_by_keyboard_alone(browser):
+    async with opened(browser) as (stage, page):
         cell = page.locator(".cell").first
         for _ in range(12):
             await page.keyboard.press("Tab")
@@ -170,10 +173,10 @@ async def test_it_is_used_by_keyboard_alone():
         assert stage.drained == [("chat-0", True, "ada", "fan is loud")]
 
 
-async def test_a_refused_order_is_told_where_it_was_given():
+async def test_a_refused_order_is_told_where_it_was_given(browser):
     stage = LiveStage()
     stage.models = [a_model(name="other")]
-    async with opened(stage) as (_, page):
+    async with opened(browser, stage) as (_, page):
         await page.locator(".cell").first.click()
         await page.get_by_role("button", name="Drain…").click()
         await page.get_by_label("Who").fill("ada")
@@ -184,9 +187,9 @@ async def test_a_refused_order_is_told_where_it_was_given():
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [1280, 360])
-async def test_nothing_stands_in_the_way_of_people(scheme, width):
+async def test_nothing_stands_in_the_way_of_people(browser, scheme, width):
     async with opened(
-        in_trouble(), color_scheme=scheme, viewport={"width": width, "height": 800}
+        browser, in_trouble(), color_scheme=scheme, viewport={"width": width, "height": 800}
     ) as (_, page):
         await page.locator(".cell").nth(1).click()
         await expect(page.locator("#explain")).to_contain_text("load_balanced")
@@ -202,8 +205,8 @@ async def test_nothing_stands_in_the_way_of_people(scheme, width):
         )
 
 
-async def test_a_lost_control_plane_is_told_and_found_again():
-    async with opened() as (stage, page):
+async def test_a_lost_control_plane_is_told_and_found_again(browser):
+    async with opened(browser) as (stage, page):
         stage.is_over = True
         lost = page.get_by_role("alert").filter(has_text="No connection")
         await expect(lost).to_contain_text("What you see is from")
@@ -213,12 +216,12 @@ async def test_a_lost_control_plane_is_told_and_found_again():
         await expect(page.get_by_role("region", name="Tier chat/primary")).to_contain_text("12.0 %")
 
 
-async def test_500_proxies_and_200_instances_are_shown_those_in_trouble_first():
+async def test_500_proxies_and_200_instances_are_shown_those_in_trouble_first(browser):
     stage = LiveStage()
     stage.models = [a_model(name=f"chat{index}", many=39) for index in range(5)]
     stage.proxies = [a_proxy(f"edge-{index:03}") for index in range(500)]
     stage.proxies[432] = a_proxy("edge-432", SyncState.ERROR, "no")
-    async with opened(stage) as (_, page):
+    async with opened(browser, stage) as (_, page):
         await expect(page.locator(".cell")).to_have_count(200)
         await expect(page.locator("#proxies tbody tr").first).to_contain_text("edge-432")
         await expect(page.locator("#proxies-sum")).to_have_text("1 refused · 499 in sync")
@@ -226,7 +229,7 @@ async def test_500_proxies_and_200_instances_are_shown_those_in_trouble_first():
         await expect(page.locator("#proxies tbody tr")).to_have_count(1)
 
 
-async def test_only_so_many_look_at_once(tmp_path):
+async def test_only_so_many_look_at_once():
     import aiohttp
 
     async with LiveStage().serving() as stage, aiohttp.ClientSession() as session:
@@ -242,12 +245,13 @@ async def test_only_so_many_look_at_once(tmp_path):
             each.close()
 
 
-async def test_the_whole_process_shows_drains_and_forces_and_ends_with_a_page_open(tmp_path):
+async def test_the_whole_process_shows_drains_and_forces_and_ends_with_a_page_open(
+    browser, tmp_path
+):
     config = ROOT / "tests/config/design.yaml"
     flags = ("--grace-s", "0")
     async with (
         running_server(config, tmp_path, flags) as server,
-        a_browser() as browser,
         a_page(browser, server.admin_url + "/") as page,
     ):
         cell = page.locator(".cell").first
