@@ -34,7 +34,7 @@ RUN set -eu; \
     /tools/bin/pip --python /opt/gpu-xds/bin/python install --quiet --no-compile --no-deps --no-index \
       /wheels/*.whl; \
     # Compiled here, because nothing can be written at run time; by content, because times differ.
-    /opt/gpu-xds/bin/python -m compileall -q -j 1 --invalidation-mode unchecked-hash \
+    /opt/gpu-xds/bin/python -m compileall -q -f -j 1 --invalidation-mode unchecked-hash \
       /opt/gpu-xds/lib; \
     mkdir -p /owned/state /owned/config /owned/gpus
 
