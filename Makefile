@@ -67,7 +67,7 @@ bench: setup ## the figures, with their baselines (about 25 minutes; ARGS=--quic
 protos: setup ## regenerate protos/fleet_protos
 	$(BIN)/python protos/generate.py
 
-docs: setup ## regenerate docs/configuration.md and docs/metrics.md
+docs: setup ## regenerate docs/cli.md, docs/configuration.md and docs/metrics.md
 	$(BIN)/python docs/generate.py
 
 compose-check: ## prove compose.yaml on this machine's Docker engine (about 5 minutes)

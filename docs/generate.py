@@ -1,7 +1,7 @@
 """Write the pages that are made from the code, or check that they are current.
 
 docs/configuration.md comes from the schema of the configuration file, docs/metrics.md from the tables
-of metrics. The text of every key and metric is its own documentation there; nothing is written twice.
+of metrics, docs/cli.md from the commands' own help. The text of every key and metric is its own documentation there; nothing is written twice.
 """
 
 from __future__ import annotations
@@ -11,7 +11,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import typer
+
 import sidecar_agent.metric_table
+import xds_server.cli
 import xds_server.metric_table
 from xds_server.config.schema import json_schema
 from xds_server.config.settings import SETTINGS
@@ -24,6 +27,9 @@ One YAML file; `xds-server check-config FILE` names every problem in it with pat
 `xds-server schema` prints the JSON Schema for editors. This page is made from it by `docs/generate.py`.
 
 """
+
+CLI_MARK = "<!-- What follows is made by docs/generate.py. -->"
+CLI_COLUMNS = 110
 
 METRICS_HEAD = """# Metrics
 
@@ -137,7 +143,22 @@ def render_metrics() -> str:
     return page.rstrip("\n") + "\n"
 
 
+def render_cli() -> str:
+    """Return docs/cli.md: the head by hand, then what every command says of itself."""
+    head, mark, _ = (DOCS / "cli.md").read_text().partition(CLI_MARK)
+    page = head + mark + "\n"
+    group: Any = typer.main.get_command(xds_server.cli.app)
+    wide = {"terminal_width": CLI_COLUMNS, "max_content_width": CLI_COLUMNS}
+    parent = typer.Context(group, info_name="xds-server", **wide)
+    for name, command in group.commands.items():
+        shown = command.get_help(typer.Context(command, info_name=name, parent=parent, **wide))
+        lines = "\n".join(line.rstrip() for line in shown.splitlines())
+        page += f"\n## {name}\n```text\n{lines}\n```\n"
+    return page
+
+
 PAGES: dict[str, Callable[[], str]] = {
+    "cli.md": render_cli,
     "configuration.md": render_configuration,
     "metrics.md": render_metrics,
 }

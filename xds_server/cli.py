@@ -1,21 +1,17 @@
 """The command `xds-server`.
 
-Exit codes: 0 done, 1 could not run (one sentence says why), 2 bad configuration or usage.
+Exit codes are in docs/cli.md.
 """
 
 from __future__ import annotations
 
 import asyncio
-import http.client
 import json
 import os
 import sys
 import time
-import urllib.error
-import urllib.parse
-import urllib.request
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, NoReturn
 
 import typer
 
@@ -24,7 +20,6 @@ from xds_server.config.load import Config, load_file
 from xds_server.config.problems import ConfigError, show
 from xds_server.config.schema import json_schema
 from xds_server.config.settings import SETTINGS, Settings, require_token, resolve
-from xds_server.explanation import told
 from xds_server.resources.capability import Capability
 
 BAD_CONFIG = 2
@@ -35,7 +30,7 @@ app = typer.Typer(
     help="Control plane for LLM inference fleets: GPU telemetry in, Envoy weights out.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    add_completion=False,
+    add_completion=True,
     rich_markup_mode=None,
 )
 
@@ -160,26 +155,6 @@ def bootstrap(
     typer.echo(json.dumps(document, indent=2))
 
 
-@app.command()
-def explain(
-    subject: Annotated[
-        str, typer.Argument(help="INSTANCE, MODEL/TIER or MODEL.", show_default=False)
-    ],
-    admin: Annotated[
-        str, typer.Option(help="Admin address of the running server.")
-    ] = "http://127.0.0.1:18001",
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print everything, for programs.")
-    ] = False,
-) -> None:
-    """Say why a weight or share of a running server is what it is."""
-    base = admin if "://" in admin else f"http://{admin}"
-    query = urllib.parse.urlencode({"subject": subject})
-    answer = _get(f"{base.rstrip('/')}/debug/explain?{query}")
-    text = json.dumps(answer, indent=2, ensure_ascii=False) if as_json else told(answer)
-    typer.echo(text)
-
-
 commands.add_to(app)
 
 
@@ -216,28 +191,6 @@ def _load(path: Path) -> Config:
         return load_file(path)
     except ConfigError as error:
         _fail(str(error), BAD_CONFIG)
-
-
-def _get(url: str) -> Any:
-    if not url.startswith(("http://", "https://")):
-        _fail(f"--admin: {url}: an http address, like http://127.0.0.1:18001", BAD_CONFIG)
-    try:
-        with urllib.request.urlopen(url, timeout=5) as response:  # noqa: S310 - scheme checked
-            return json.load(response)
-    except urllib.error.HTTPError as error:
-        with error:
-            _fail(_error_text(error.read()) or f"{url}: {error}", FAILED)
-    except (urllib.error.URLError, http.client.HTTPException, OSError, ValueError) as error:
-        # A port that speaks something else, such as gRPC, is not an HTTP answer.
-        reason = getattr(error, "reason", None) or error
-        _fail(f"no answer from {url.partition('/debug')[0]}: {reason} (is it running?)", FAILED)
-
-
-def _error_text(body: bytes) -> str:
-    try:
-        return str(json.loads(body)["error"])
-    except (ValueError, KeyError, TypeError):
-        return ""
 
 
 def _is_port(text: str) -> bool:

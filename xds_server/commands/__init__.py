@@ -5,6 +5,7 @@ from __future__ import annotations
 import typer
 
 from xds_server.commands.diff import diff
+from xds_server.commands.explain import explain
 from xds_server.commands.history import events, incident
 from xds_server.commands.orders import drain, force, undrain, unforce
 from xds_server.commands.proxies import proxies
@@ -17,6 +18,7 @@ def add_to(app: typer.Typer) -> None:
     """Add the commands to the command line."""
     for command in (
         status,
+        explain,
         proxies,
         events,
         incident,

@@ -1,0 +1,28 @@
+"""`xds-server explain`: why a weight is what it is, with the numbers."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from xds_server.admin_client import get
+from xds_server.commands.asking import ADMIN, Admin, Json, ask, print_json
+from xds_server.explanation import told
+
+
+def explain(
+    subject: Annotated[
+        str,
+        typer.Argument(help="INSTANCE, MODEL/TIER, MODEL/CLASS or MODEL.", show_default=False),
+    ],
+    *,
+    as_json: Json = False,
+    admin: Admin = ADMIN,
+) -> None:
+    """Say why a weight or share of a running server is what it is."""
+    answer: dict[str, Any] = ask(lambda: get(admin, "/debug/explain", {"subject": subject}))
+    if as_json:
+        print_json(answer)
+    else:
+        typer.echo(told(answer))
