@@ -263,6 +263,9 @@ async def test_the_pages_refuse_what_they_do_not_know(config, tmp_path):
             ("/api/incident?id=99999999999999999", 404),
             ("/api/incident?at=1e99", 400),
             ("/api/incident?id=1", 200),
+            ("/api/recording?for=x", 400),
+            ("/api/recording?for=2d", 400),
+            ("/api/recording?for=0s", 400),
         ):
             found, text = await server.get(path)
             assert (path, found) == (path, status)
@@ -299,6 +302,24 @@ async def test_a_live_server_is_recorded_and_played_with_the_same_decisions(conf
         "fallback",
         "static",
     ]
+
+
+async def test_who_goes_away_in_the_middle_of_a_recording_leaves_nothing_behind(config, tmp_path):
+    async with running_server(config, tmp_path / "state", ["--grace-s", "0"]) as server:
+        path = f"{server.admin_url}/api/recording?for=1h"
+        async with server.session.get(path) as one, server.session.get(path) as two:
+            for each in (one, two):
+                assert b'"recording"' in await each.content.readline()
+            status, text = await server.get("/api/recording?for=1s")
+            assert (status, json.loads(text)["error"]) == (
+                409,
+                "2 recordings are being made already",
+            )
+
+        async def is_free():
+            return (await server.get("/api/recording?for=10ms"))[0] == 200
+
+        await until(is_free)
 
 
 async def test_a_recording_of_a_server_that_ends_says_so(config, tmp_path):
@@ -462,6 +483,16 @@ async def test_a_file_that_cannot_be_used_keeps_nobody_from_starting(config, tmp
         await server.event("server_warm")
         assert (await server.get("/readyz"))[0] == 200
         await until(having(server, name="server_started"))
+        if told == "store_write_failed":
+            for path, status in (
+                ("/api/events/1", 503),
+                ("/api/incident?id=1", 503),
+                ("/api/incident?at=0s&around=1h", 200),  # Of what waits in memory.
+                ("/api/events?model=nope", 503),  # Whether there ever was one cannot be said.
+            ):
+                found, text = await server.get(path)
+                assert (path, found) == (path, status)
+                assert status == 200 or "cannot be read" in json.loads(text)["error"]
         assert await server.stop() == 0
 
 
