@@ -18,8 +18,8 @@ from typer.testing import CliRunner
 
 from xds_server.cli import app
 from xds_server.config.load import load_text
-from xds_server.core.inputs import Drain, Evidence
-from xds_server.core.model import ClassName, InstanceId, ModelName
+from xds_server.core.inputs import Drain, Evidence, Force
+from xds_server.core.model import ClassName, InstanceId, ModelName, TierName
 from xds_server.core.plan import Freshness, Level, Plan
 from xds_server.core.sample import EngineFacts, EngineState, GpuFacts, Sample
 from xds_server.fleet import Evaluated, Fleet, Reconfigured, Saw
@@ -100,6 +100,9 @@ def drive(fleet: Fleet, *, start: float, seconds: int, seed: int = 1) -> list[Pl
             inputs.append(
                 Evidence(instance=InstanceId("a0"), observed_at=now, cause="proxies_see_failures")
             )
+        if tick == 50:
+            tier = TierName("fallback")
+            inputs.append(Force(model=CHAT, tier=tier, who="ann", why="why", until=now + 2.0))
         if tick % 7 == 0:
             counts = {ClassName("core"): rng.random() * 40, ClassName("rest"): 50.0}
             fleet.saw_requests(CHAT, counts, now)
