@@ -14,6 +14,13 @@ function svg(tag, attributes) {
   return made;
 }
 
+// As its line is drawn: colors alone do not tell four of them apart for everybody.
+function sample(index) {
+  const made = svg("svg", { viewBox: "0 0 26 8", class: "chart sample", "aria-hidden": "true" });
+  made.append(svg("path", { class: `line s${index % 4}`, d: "M0,4H26" }));
+  return made;
+}
+
 export class Chart {
   constructor(model, names) {
     this.model = model;
@@ -39,7 +46,7 @@ export class Chart {
     this.paths?.forEach((each) => each.remove());
     this.paths = names.map((_, index) => svg("path", { class: `line s${index % 4}` }));
     this.svg.append(...[...this.paths].reverse());
-    this.legend.replaceChildren(...names.map((name, index) => element("span", { class: "key" }, element("span", { class: `swatch s${index % 4}`, "aria-hidden": "true" }), name)));
+    this.legend.replaceChildren(...names.map((name, index) => element("span", { class: "key" }, sample(index), name)));
   }
 
   // Whether it is news: the same weights again are none.
