@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import signal
 import sys
 from contextlib import asynccontextmanager
@@ -115,6 +116,39 @@ async def test_watched_status_is_printed_again_and_ends_with_ctrl_c(config, tmp_
         watching.send_signal(signal.SIGINT)
         _, said = await asyncio.wait_for(watching.communicate(), 10)
         assert (watching.returncode, said) == (0, b"")
+
+
+async def test_status_watched_on_a_terminal_says_that_the_server_is_away_and_keeps_the_last_look(
+    config, tmp_path
+):
+    master, terminal = os.openpty()
+    seen = b""
+
+    async def shows(text: bytes) -> None:
+        nonlocal seen
+        async with asyncio.timeout(20):
+            while text not in seen:
+                seen += await asyncio.to_thread(os.read, master, 65536)
+
+    async with on_call(config, tmp_path, *INSTANCES) as operator:
+        watching = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "xds_server", "status", "chat", "--watch", "--every", "0.1"),
+            *("--admin", operator.server.admin_url),
+            stdout=terminal,
+            stderr=asyncio.subprocess.PIPE,
+            cwd=ROOT,
+            env={**os.environ, "TERM": "xterm-256color", "COLUMNS": "140", "LINES": "40"},
+        )
+        await shows(b"a100-1")
+        await operator.server.stop()
+        await shows(b"is it running?")
+        seen = b""
+        await shows(b"a100-1")
+        watching.send_signal(signal.SIGINT)
+        _, said = await asyncio.wait_for(watching.communicate(), 10)
+        assert (watching.returncode, said) == (0, b"")
+    os.close(terminal)
+    os.close(master)
 
 
 async def test_proxies_shows_what_was_sent_acked_refused_and_what_one_lacks(config, tmp_path):

@@ -14,12 +14,11 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from xds_server.admin_client import BAD_USAGE, FAILED, AskError, get
+from xds_server.admin_client import BAD_USAGE, AskError, get
 from xds_server.commands.asking import (
     ADMIN,
     Admin,
     Json,
-    ask,
     clean,
     console,
     fail,
@@ -57,30 +56,27 @@ def status(
     """Show models, tiers, instances and classes: level, pressure, weight, ceiling, age, reason."""
     if not 0.1 <= every <= 3600:
         fail(f"--every: {every:g}: expected seconds from 0.1 to 3600", BAD_USAGE)
-    found = _chosen(ask(lambda: _look(admin)), model)
-    if not watch:
-        if as_json:
+    try:
+        found = _look(admin, model)
+        if watch:
+            _watch(admin, model, found, every_s=every, as_json=as_json)
+        elif as_json:
             print_json(found)
         else:
             console().print(_page(found))
-        return
-    try:
-        _watch(admin, model, found, every_s=every, as_json=as_json)
+    except AskError as error:
+        fail(str(error), error.code)
     except KeyboardInterrupt:
         return
 
 
-def _look(admin: str) -> dict[str, Any]:
+def _look(admin: str, model: str | None) -> dict[str, Any]:
     found: dict[str, Any] = get(admin, "/api/status")
-    return found
-
-
-def _chosen(found: dict[str, Any], model: str | None) -> dict[str, Any]:
     if model is None:
         return found
     names = [each["model"] for each in found["models"]]
     if model not in names:
-        fail(f"there is no model {model!r}; there is {', '.join(names) or 'none'}", FAILED)
+        raise AskError(f"there is no model {model!r}; there is {', '.join(names) or 'none'}")
     return found | {"models": [each for each in found["models"] if each["model"] == model]}
 
 
@@ -96,7 +92,7 @@ def _watch(
         while True:
             time.sleep(every_s)
             try:
-                page: RenderableType = _page(_chosen(_look(admin), model))
+                page: RenderableType = _page(_look(admin, model))
             except AskError as error:
                 if not error.is_gone:
                     raise
@@ -121,10 +117,10 @@ def _print_on(
         sys.stdout.flush()
         time.sleep(every_s)
         try:
-            found, is_away = _chosen(_look(admin), model), False
+            found, is_away = _look(admin, model), False
         except AskError as error:
             if not error.is_gone:
-                fail(str(error), error.code)
+                raise
             if not is_away:
                 note(str(error))
             is_away = True
