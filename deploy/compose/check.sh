@@ -67,7 +67,11 @@ sys.exit(0 if groups and not bad else 1)'
 is_down() { get "$admin/debug/explain?subject=a100-0" | grep -q '"state": "down"'; }
 is_back() { get "$admin/debug/explain?subject=a100-0" | grep -q '"state": "healthy"'; }
 
-[ -z "$($compose ps -q)" ] || fail "the project $COMPOSE_PROJECT_NAME is running already"
+if [ -n "$($compose ps -q)" ]; then
+    # Somebody else's, perhaps: it is not taken down.
+    echo "compose-check: the project $COMPOSE_PROJECT_NAME is running already" >&2
+    exit 1
+fi
 [ "${BUILD:-yes}" = no ] || $compose build
 began=$(date +%s)
 $compose up -d || fail "it did not start"
