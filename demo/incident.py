@@ -229,6 +229,7 @@ async def perform(console: Console, *, seconds: float, keep: bool) -> int:
         async with Children(directory) as children, aiohttp.ClientSession() as session:
             stage = await build(children, session, directory, envoy=envoy)
             _say(console, stage.gpu_note + ".")
+            _say(console, f"Watch it in a browser, while it lasts: {stage.server}/")
             faults = await _perform_on(stage, children, session, console, seconds)
         is_good = not faults
         for fault in faults[:20]:
