@@ -270,6 +270,68 @@ async def test_a_forced_tier_stays_so_through_a_restart_and_can_be_taken_back(co
         await until(ended)
 
 
+TWO_MODELS = """
+classes:
+  - {name: core, match: {header: x-class, value: core}}
+  - {name: rest, when_critical: reject}
+models:
+  - name: chat
+    match: {domains: [chat.test]}
+    tiers:
+      - {name: primary, instances: [{name: a, address: "127.0.0.1:1"}]}
+      - {name: static, answer: {json: {choices: []}}}
+  - name: code
+    match: {domains: [code.test]}
+    tiers:
+      - {name: primary, instances: [{name: b, address: "127.0.0.1:2"}]}
+      - {name: static, answer: {json: {choices: []}}}
+"""
+
+
+async def test_with_several_models_an_order_says_which_and_classes_follow_it(config, tmp_path):
+    config.write_text(TWO_MODELS)
+    async with running_server(config, tmp_path / "state", ["--grace-s", "0"]) as server:
+        await server.event("server_warm")
+        operator = Operator(server)
+        given = ("--for", "5m", "--why", "test", "--who", "ann")
+        done = await operator.types("force", "static", *given)
+        assert (done.exit_code, done.stderr) == (
+            2,
+            "xds-server: tier: 'static': several models have it: chat/static, code/static\n",
+        )
+        for model in ("chat", "code"):
+            await operator.gets("force", f"{model}/static", *given)
+
+        async def forced():
+            found = await operator.gets("status")
+            return all(each["tiers"][1]["weight"] == 1000 for each in found["models"]) and found
+
+        found = await until(forced)
+        for model in found["models"]:
+            assert [each["weights"]["static"] for each in model["classes"]] == [1000, 1000]
+        done = await operator.types("status", "code")
+        assert "class core" in done.stdout
+        assert "static 100.0%" in done.stdout
+        done = await operator.types("unforce")
+        assert done.exit_code == 1
+        assert "forced is chat (to static), code (to static): say which model" in done.stderr
+        assert (await operator.gets("unforce", "code/static"))["model"] == "code"
+
+
+async def test_a_tier_that_can_take_nothing_is_not_forced(config, tmp_path):
+    async with on_call(config, tmp_path, *INSTANCES) as operator:
+        await operator.types("drain", "l4-0", "--why", "test")
+
+        async def refused():
+            order = ("force", "fallback", "--for", "1m", "--why", "test")
+            done = await operator.types(*order)
+            return done if done.exit_code else None
+
+        done = await until(refused)
+        assert done.exit_code == 1
+        assert done.stderr == "xds-server: chat/fallback can take no request now\n"
+
+
 REFUSED = {
     "unknown instance": (["drain", "nobody", "--why", "x"], 1, "no instance 'nobody'"),
     "blank reason": (["drain", "a100-0", "--why", " "], 2, "--why: "),
