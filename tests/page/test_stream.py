@@ -79,9 +79,12 @@ async def test_while_nobody_looks_nothing_is_read():
 
 
 async def test_the_state_is_to_be_had_once_too():
-    async with LiveStage().serving() as stage, aiohttp.ClientSession() as session:
-        async with session.get(stage.url + "api/state") as answer:
-            found = await answer.json()
+    async with (
+        LiveStage().serving() as stage,
+        aiohttp.ClientSession() as session,
+        session.get(stage.url + "api/state") as answer,
+    ):
+        found = await answer.json()
     assert found["models"]["chat"]["tiers"][0]["weight"] == 1000
     assert found["proxies"]["edge-1"]["state"] == "synced"
 
