@@ -186,7 +186,6 @@ def _proxy(status: ProxyStatus, now: float) -> dict[str, Any]:
         "id": status.proxy.id,
         "cluster": status.proxy.cluster,
         "protocol": status.protocol.value,
-        "since_s": round(now - status.connected_s),
         "state": _worst([each.state for each in status.types]).value,
         "types": [
             {
