@@ -64,6 +64,7 @@ groups = json.load(sys.stdin)["data"]["groups"]
 bad = [rule for group in groups for rule in group["rules"] if rule["health"] != "ok"]
 sys.exit(0 if groups and not bad else 1)'
 }
+has_seen_the_death() { get "$admin/api/events?limit=1000" | grep -q '"down"'; }
 is_down() { get "$admin/debug/explain?subject=a100-0" | grep -q '"state": "down"'; }
 is_back() { get "$admin/debug/explain?subject=a100-0" | grep -q '"state": "healthy"'; }
 
@@ -76,19 +77,21 @@ fi
 began=$(date +%s)
 $compose up -d || fail "it did not start"
 echo "seen: up and healthy in $(($(date +%s) - began)) s"
-get $admin/ >/dev/null || fail "the page does not answer"
+curl -fsS -H 'accept: text/html' $admin/ | grep -qi '<html' || fail "the control plane has no page"
 for port in 10000 10001; do until_ 20 "an answer through the proxy on port $port" answered $port; done
 until_ 30 "both proxies in sync" in_sync
 until_ 60 "six targets, all scraped by Prometheus" scraped
 until_ 30 "every alert rule evaluated without an error" rules_are_good
 until_ 60 "Grafana's health" get http://127.0.0.1:3000/api/health
 until_ 240 "the incident, played to its end" played
+has_seen_the_death || fail "the history does not tell of the death of a100-1"
+echo "seen: the death of a100-1 in what the page shows"
 unfailed || fail "clients saw failed requests, or something never happened: $compose logs load"
 echo "seen: no client saw a failed request"
 $compose kill -s SIGKILL a100-0 >/dev/null 2>&1 || fail "a100-0 cannot be killed"
 until_ 20 "a killed engine is down" is_down
 for port in 10000 10001; do until_ 5 "an answer through the proxy on port $port without it" answered $port; done
-$compose up -d >/dev/null 2>&1 || fail "a100-0 did not start again"
+$compose start a100-0 >/dev/null 2>&1 || fail "a100-0 did not start again"
 until_ 60 "it is healthy again" is_back
 $compose down --volumes >/dev/null 2>&1 || fail "it did not go down"
 [ -z "$($compose ps -q)" ] || fail "containers are left"
