@@ -428,6 +428,10 @@ class App:
         self.history.configured(self.topology.config.text, name="config_loaded")
         self.store.start()
 
+    def _happened(self, row: Row) -> None:
+        self.store.add(row)
+        self.page.happened(row)
+
     def _pages_of_the_past(self) -> list[BaseRoute]:
         history = HistoryPages(self.store, lambda: self.loop.fleet.topology)
         operators = OperatorPages(
@@ -438,10 +442,6 @@ class App:
             registered=self.registry.registered,
         )
         return [*history.routes(), *RecordingPage(self.recorder).routes(), *operators.routes()]
-
-    def _happened(self, row: Row) -> None:
-        self.store.add(row)
-        self.page.happened(row)
 
     def _reloaded(self, config: Config, changed: Sequence[str]) -> None:
         self.history.configured(config.text, name="config_reloaded", changed=changed)

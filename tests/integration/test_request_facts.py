@@ -19,12 +19,12 @@ from envoy.extensions.filters.network.http_connection_manager.v3 import (
 from google.protobuf.json_format import MessageToDict
 
 from tests.fakes.envoy import running_envoy
+from xds_server.resources.bodies.request_facts import STREAM, Fact, Reading, facts_filters, merge
 from xds_server.resources.clusters import BUFFER_LIMIT_BYTES
 from xds_server.resources.headers import add
 from xds_server.resources.names import METADATA
 from xds_server.resources.proto import Listener, to_upb, typed
-from xds_server.resources.request_facts import STREAM, Fact, Reading, facts_filters, merge
-from xds_server.resources.static_tier import filter_chains, router
+from xds_server.resources.static.static_tier import filter_chains, router
 
 pytestmark = [pytest.mark.envoy, pytest.mark.asyncio(loop_scope="module")]
 

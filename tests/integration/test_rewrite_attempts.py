@@ -15,9 +15,9 @@ from xds_server.core.limits import Limit
 from xds_server.core.model import MaxTokens
 from xds_server.core.plan import Plan
 from xds_server.core.policy import Policy, RewritePolicy, Unreadable
+from xds_server.resources.bodies.rewrite import HEADER
 from xds_server.resources.builder import SnapshotBuilder
 from xds_server.resources.capability import Capability
-from xds_server.resources.rewrite import HEADER
 
 pytestmark = pytest.mark.envoy
 

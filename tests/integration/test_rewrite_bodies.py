@@ -15,7 +15,7 @@ from tests.fakes.plans import a_model, a_static_tier, a_tier, a_topology
 from tests.fakes.rewrite_reference import Rules, expected
 from tests.fakes.rewriting import echo_engines, refusal_of, rewriting_proxy
 from xds_server.core.model import MaxTokens
-from xds_server.resources.rewrite import HEADER
+from xds_server.resources.bodies.rewrite import HEADER
 
 pytestmark = [pytest.mark.envoy, pytest.mark.asyncio(loop_scope="module")]
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from xds_server.resources.answer import Dialect, streamed, whole
+from xds_server.resources.static.answer import Dialect, streamed, whole
 
 SIMPLE = {"choices": [{"message": {"role": "assistant", "content": "busy"}}]}
 

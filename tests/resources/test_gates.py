@@ -17,8 +17,8 @@ from xds_server.core.model import ClassName, RequestClass
 from xds_server.core.policy import Policy
 from xds_server.resources.builder import SnapshotBuilder
 from xds_server.resources.capability import Capability
-from xds_server.resources.entrances import gate_name
-from xds_server.resources.gates import EARLIER, PATIENCE_HEADER, Patience
+from xds_server.resources.limits.entrances import gate_name
+from xds_server.resources.limits.gates import EARLIER, PATIENCE_HEADER, Patience
 from xds_server.resources.proto import Cluster
 from xds_server.resources.snapshot import CLUSTER, EXTENSION_CONFIG, LISTENER, ROUTE
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from tests.fakes.lua_filter import LuaFilter
 from xds_server.core.model import StaticAnswer, StaticTemplate
-from xds_server.resources.keywords import (
+from xds_server.resources.static.keywords import (
     HEADER,
     STEPS_MOST,
     WINDOW,

@@ -12,8 +12,8 @@ from tests.fakes.plans import a_model, a_topology
 from xds_server.core.limits import Limit, Tenant, TenantName, Tenants
 from xds_server.core.model import ClassName, RequestClass
 from xds_server.core.policy import AdmissionPolicy
-from xds_server.resources.admission import LimitTable, counts_tokens, limits_clients
-from xds_server.resources.limit_rules import (
+from xds_server.resources.limits.admission import LimitTable, counts_tokens, limits_clients
+from xds_server.resources.limits.limit_rules import (
     UNLIMITED,
     Bucket,
     Rule,

@@ -15,8 +15,9 @@ from xds_server.core.policy import (
     Policy,
     RewritePolicy,
 )
-from xds_server.resources import clusters, endpoints, listeners, rewrite, routes, static_tier
+from xds_server.resources import clusters, endpoints, listeners
 from xds_server.resources import snapshot as served
+from xds_server.resources.bodies import rewrite
 from xds_server.resources.builder import SnapshotBuilder
 from xds_server.resources.capability import Capability
 from xds_server.resources.names import chain_name, cluster_name, static_listener_name
@@ -31,6 +32,8 @@ from xds_server.resources.proto import (
     to_upb,
     typed,
 )
+from xds_server.resources.routing import routes
+from xds_server.resources.static import static_tier
 
 UPB = {
     served.CLUSTER: Cluster,

@@ -14,9 +14,9 @@ from xds_server.core.policy import FailurePolicy, Policy
 from xds_server.resources import snapshot as served
 from xds_server.resources.builder import SnapshotBuilder
 from xds_server.resources.capability import Capability
-from xds_server.resources.model_list import list_path
-from xds_server.resources.model_routing import not_found_routes
 from xds_server.resources.proto import RouteConfiguration
+from xds_server.resources.routing.model_list import list_path
+from xds_server.resources.routing.model_routing import not_found_routes
 
 PLAIN = FailurePolicy(answer_timeout_s=None)
 

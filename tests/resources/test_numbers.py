@@ -12,7 +12,7 @@ from xds_server.resources import snapshot as served
 from xds_server.resources.builder import SnapshotBuilder
 from xds_server.resources.capability import Capability
 from xds_server.resources.proto import ClusterLoadAssignment, RouteConfiguration
-from xds_server.resources.route_table import positive_sum
+from xds_server.resources.routing.route_table import positive_sum
 
 UINT32_MAX = 2**32 - 1
 TOPOLOGY = a_topology(a_model("chat"), a_model("code", prefix="/code/"))

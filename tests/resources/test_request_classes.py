@@ -17,7 +17,7 @@ from xds_server.resources import snapshot as served
 from xds_server.resources.builder import SnapshotBuilder
 from xds_server.resources.capability import Capability
 from xds_server.resources.proto import Cluster, RouteConfiguration
-from xds_server.resources.request_classes import all_repeats, in_order, repeats
+from xds_server.resources.routing.request_classes import all_repeats, in_order, repeats
 
 PLAIN = FailurePolicy(answer_timeout_s=None)
 CORE = RequestClass(name=ClassName("core"), header="x-class", value="core", header_timeout_s=2.0)

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.fakes.lua_filter import LuaFilter
+from xds_server.resources.bodies.request_facts import STREAM, Fact, Reading, facts_filters, merge
 from xds_server.resources.proto import parse_any
-from xds_server.resources.request_facts import STREAM, Fact, Reading, facts_filters, merge
 
 
 def read(readings, body, content_type="application/json"):

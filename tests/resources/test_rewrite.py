@@ -9,8 +9,8 @@ import pytest
 from tests.fakes.plans import a_model, a_plan, a_static_tier, a_tier, a_topology
 from xds_server.core.model import MaxTokens
 from xds_server.core.policy import Policy, RewritePolicy, Unreadable
-from xds_server.resources import rewrite
 from xds_server.resources import snapshot as served
+from xds_server.resources.bodies import rewrite
 from xds_server.resources.builder import SnapshotBuilder
 from xds_server.resources.capability import Capability
 from xds_server.resources.lua import program
@@ -119,7 +119,7 @@ def test_names_scales_and_policy_change_no_cluster(capability):
 
 
 def test_the_program_is_served_without_what_only_people_read():
-    source = program("outline.lua", "rewrite.lua")
+    source = program("bodies/outline.lua", "bodies/rewrite.lua")
     lines = source.splitlines()
     assert "function envoy_on_request(handle)" in lines
     assert all(line == line.strip() and line for line in lines)

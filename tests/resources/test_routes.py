@@ -12,7 +12,7 @@ from xds_server.resources import snapshot as served
 from xds_server.resources.builder import SnapshotBuilder
 from xds_server.resources.capability import Capability
 from xds_server.resources.proto import RouteConfiguration
-from xds_server.resources.routes import group_by_domains
+from xds_server.resources.routing.routes import group_by_domains
 
 
 def table(*models, split=None, rules=(), failures=None, capability=Capability.COMPOSITE):

@@ -9,9 +9,9 @@ import pytest
 
 from tests.fakes.plans import a_model, a_static_tier, a_tier
 from xds_server.core.model import ClassName, StaticAnswer, StaticTemplate
-from xds_server.resources.static_conditions import BEST_LANGUAGE, conditions
-from xds_server.resources.static_routes import author_routes
-from xds_server.resources.static_tier import static_listener
+from xds_server.resources.static.static_conditions import BEST_LANGUAGE, conditions
+from xds_server.resources.static.static_routes import author_routes
+from xds_server.resources.static.static_tier import static_listener
 
 BUSY = {"choices": [{"message": {"content": "busy"}}]}
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tests.fakes.lua_filter import LuaFilter
 from xds_server.core.limits import Tenants
-from xds_server.resources.tenants import tenant_filters, tenant_program
+from xds_server.resources.limits.tenants import tenant_filters, tenant_program
 
 PLAIN, BEARER = LuaFilter(tenant_program("x-key")), LuaFilter(tenant_program("authorization"))
 

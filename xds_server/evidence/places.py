@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from xds_server.core.model import InstanceId, ModelName, TierName, Topology
 from xds_server.evidence.entry import Address
-from xds_server.resources.entrances import entrance
+from xds_server.resources.limits.entrances import entrance
 from xds_server.resources.names import cluster_name
 
 

@@ -18,10 +18,10 @@ from xds_server.evidence.entry import (
     LoadReport,
     LogMessage,
 )
+from xds_server.resources.bodies.token_cost import TOKENS
 from xds_server.resources.headers import DEGRADE_REASON, DOWNGRADED, SERVED_MODEL, STATIC_TEMPLATE
 from xds_server.resources.names import METADATA
 from xds_server.resources.stream_errors import STREAM_ERROR
-from xds_server.resources.token_cost import TOKENS
 
 SERVICE_FILES = (als_pb2, lrs_pb2)
 """Loaded so that server reflection can describe the services, which are handlers of bytes."""

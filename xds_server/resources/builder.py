@@ -12,13 +12,13 @@ from xds_server.core.model import ModelName, Topology
 from xds_server.core.plan import ModelPlan, Plan
 from xds_server.core.policy import Policy
 from xds_server.resources import snapshot
-from xds_server.resources.admission import LimitTable
 from xds_server.resources.capability import Capability
 from xds_server.resources.clusters import cluster_resources
 from xds_server.resources.endpoints import EndpointTable
-from xds_server.resources.limit_routes import LimitRoutes
+from xds_server.resources.limits.admission import LimitTable
+from xds_server.resources.limits.limit_routes import LimitRoutes
 from xds_server.resources.listeners import listener_resources
-from xds_server.resources.route_table import RouteTable
+from xds_server.resources.routing.route_table import RouteTable
 from xds_server.resources.snapshot import Resource, Snapshot, TypeSnapshot
 
 

@@ -14,14 +14,14 @@ from typing import Any
 from xds_server.core.model import Affinity, Model, RequestClass, Telemetry, Tier
 from xds_server.core.policy import FailurePolicy, HealthPolicy, RewritePolicy
 from xds_server.resources import affinity, health, orca
+from xds_server.resources.bodies.rewrite import any_is_rewritten, instruction
 from xds_server.resources.capability import Capability
-from xds_server.resources.entrances import entrance, gate_name, is_gated
 from xds_server.resources.headers import chain_filters, metadata, tier_metadata
+from xds_server.resources.limits.entrances import entrance, gate_name, is_gated
 from xds_server.resources.names import METADATA, chain_name, cluster_name, static_listener_name
 from xds_server.resources.proto import Cluster, duration, pack, serialize, to_upb, typed
-from xds_server.resources.request_classes import all_repeats
-from xds_server.resources.rewrite import any_is_rewritten, instruction
-from xds_server.resources.routes import walk_from
+from xds_server.resources.routing.request_classes import all_repeats
+from xds_server.resources.routing.routes import walk_from
 from xds_server.resources.snapshot import Resource
 
 BUFFER_LIMIT_BYTES = 8 * 1024 * 1024

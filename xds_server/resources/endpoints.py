@@ -12,7 +12,8 @@ from typing import Any
 from xds_server.core.model import Instance, InstanceId, Model, Tier
 from xds_server.core.plan import EndpointHealth, InstancePlan, TierPlan
 from xds_server.core.policy import RewritePolicy
-from xds_server.resources import headers, rewrite
+from xds_server.resources import headers
+from xds_server.resources.bodies import rewrite
 from xds_server.resources.names import METADATA, cluster_name
 from xds_server.resources.proto import (
     UINT32_MAX,

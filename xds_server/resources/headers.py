@@ -11,10 +11,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from xds_server.resources.bodies.rewrite import KEY as REWRITE
+from xds_server.resources.bodies.rewrite import instruct, rewrite_filter
 from xds_server.resources.names import METADATA
 from xds_server.resources.proto import pack, typed
-from xds_server.resources.rewrite import KEY as REWRITE
-from xds_server.resources.rewrite import instruct, rewrite_filter
 
 SERVED_MODEL = "x-served-model"
 DOWNGRADED = "x-model-downgraded"

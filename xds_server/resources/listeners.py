@@ -11,27 +11,27 @@ from typing import Any
 from xds_server.core.model import Topology
 from xds_server.core.policy import FailurePolicy, Policy
 from xds_server.resources.access_log import attempt_log, request_log
-from xds_server.resources.admission import (
+from xds_server.resources.bodies.request_facts import STREAM, Reading, facts_filters, merge
+from xds_server.resources.bodies.rewrite import ROOM_BYTES
+from xds_server.resources.bodies.token_cost import counting
+from xds_server.resources.capability import Capability
+from xds_server.resources.clusters import BUFFER_LIMIT_BYTES, ads
+from xds_server.resources.limits.admission import (
     counts_tokens,
     limiter_filter,
     limits_clients,
     listener_limiters,
 )
-from xds_server.resources.capability import Capability
-from xds_server.resources.clusters import BUFFER_LIMIT_BYTES, ads
-from xds_server.resources.last_net import author_last_net
-from xds_server.resources.model_routing import model_readings
+from xds_server.resources.limits.refusals import over_limit_replies
+from xds_server.resources.limits.tenants import tenant_filters
 from xds_server.resources.names import LISTENER_NAME, ROUTE_CONFIG_NAME
 from xds_server.resources.proto import Listener, pack, serialize, to_upb, typed
-from xds_server.resources.refusals import over_limit_replies
-from xds_server.resources.request_classes import sheds_any
-from xds_server.resources.request_facts import STREAM, Reading, facts_filters, merge
-from xds_server.resources.rewrite import ROOM_BYTES
+from xds_server.resources.routing.model_routing import model_readings
+from xds_server.resources.routing.request_classes import sheds_any
 from xds_server.resources.snapshot import Resource
-from xds_server.resources.static_tier import filter_chains, router, static_listener
+from xds_server.resources.static.last_net import author_last_net
+from xds_server.resources.static.static_tier import filter_chains, router, static_listener
 from xds_server.resources.stream_errors import stream_error_filters, understood
-from xds_server.resources.tenants import tenant_filters
-from xds_server.resources.token_cost import counting
 
 
 def listener_resources(

@@ -20,15 +20,15 @@ from xds_server.core.model import Model, Tier
 from xds_server.core.policy import EvidencePolicy
 from xds_server.resources import affinity, headers
 from xds_server.resources.access_log import every_attempt_log
-from xds_server.resources.admission import TOKENS_HEADER, limiter_filter, limiter_name
+from xds_server.resources.bodies.rewrite import ROOM_BYTES
 from xds_server.resources.clusters import BUFFER_LIMIT_BYTES
-from xds_server.resources.entrances import gate_name
+from xds_server.resources.limits.admission import TOKENS_HEADER, limiter_filter, limiter_name
+from xds_server.resources.limits.entrances import gate_name
+from xds_server.resources.limits.refusals import over_limit_replies
 from xds_server.resources.names import GATE_ROUTE, cluster_name
 from xds_server.resources.proto import Listener, Route, duration, pack, serialize, to_upb, typed
-from xds_server.resources.refusals import over_limit_replies
-from xds_server.resources.rewrite import ROOM_BYTES
 from xds_server.resources.snapshot import Resource
-from xds_server.resources.static_tier import filter_chains
+from xds_server.resources.static.static_tier import filter_chains
 
 PATIENCE_HEADER = "x-fleet-patience"
 """Tells a gate which of a model's time limits hold for a request. Routes set it, whatever a client says."""

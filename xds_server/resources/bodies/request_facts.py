@@ -111,7 +111,7 @@ def facts_filters(readings: Sequence[Reading], counting: Counting | None = None)
         f"local FACTS = {{ {', '.join(rows)} }}",
         f"local ANY_CONTENT_TYPE = {_lua(reads_all)}",
     ]
-    files = ["outline.lua", "facts.lua"]
+    files = ["bodies/outline.lua", "bodies/facts.lua"]
     if counting is not None:
         constants += [f"local {name} = {_lua(value)}" for name, value in counting.constants]
         files.append(counting.program)

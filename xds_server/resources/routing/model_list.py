@@ -13,8 +13,8 @@ from urllib.parse import quote
 
 from xds_server.core.model import Model
 from xds_server.resources.errors import error_body
-from xds_server.resources.model_routing import answer, method
 from xds_server.resources.proto import Route, RouteConfiguration, typed
+from xds_server.resources.routing.model_routing import answer, method
 
 OWNER = "gpu-xds"
 VERSION_SEGMENT = "/v1/"

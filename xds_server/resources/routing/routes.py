@@ -19,18 +19,19 @@ from xds_server.core.model import (
 )
 from xds_server.core.plan import TIER_WEIGHT_TOTAL
 from xds_server.core.policy import FailurePolicy
-from xds_server.resources import affinity, headers, model_routing, orca, request_classes
+from xds_server.resources import affinity, headers, orca
+from xds_server.resources.bodies.request_facts import Fact, fact_is
 from xds_server.resources.capability import Capability
-from xds_server.resources.entrances import entrance
+from xds_server.resources.limits.entrances import entrance
 from xds_server.resources.names import chain_name, cluster_name
-from xds_server.resources.no_fallback import strict
 from xds_server.resources.proto import (
     Route,
     duration,
     pack,
     typed,
 )
-from xds_server.resources.request_facts import Fact, fact_is
+from xds_server.resources.routing import model_routing, request_classes
+from xds_server.resources.routing.no_fallback import strict
 
 RETRIES_MAX = 2
 """And at most one less than the chain has members: one more attempt would find none, and the 503 of that hides

@@ -16,8 +16,8 @@ from xds_server.resources import headers
 from xds_server.resources.capability import Capability
 from xds_server.resources.errors import error_body
 from xds_server.resources.names import METADATA
-from xds_server.resources.no_fallback import forbid_fallback
 from xds_server.resources.proto import Route, to_upb, typed
+from xds_server.resources.routing.no_fallback import forbid_fallback
 
 CLASS_HEADER = "x-request-class"
 """Set on requests to the name of their class, whatever the client says."""

@@ -7,15 +7,15 @@ from typing import Any
 
 from xds_server.core.model import Model, ModelName, Topology
 from xds_server.core.policy import EvidencePolicy
-from xds_server.resources.admission import TOKENS_HEADER, counts_tokens, limits_clients
-from xds_server.resources.entrances import is_gated
-from xds_server.resources.gates import PATIENCE_HEADER, Patience, gate_listener
-from xds_server.resources.limit_rules import CLASS, COUNTED, MODEL, YES, Unit, tier_rules
+from xds_server.resources.bodies.token_cost import cost_command
+from xds_server.resources.limits.admission import TOKENS_HEADER, counts_tokens, limits_clients
+from xds_server.resources.limits.entrances import is_gated
+from xds_server.resources.limits.gates import PATIENCE_HEADER, Patience, gate_listener
+from xds_server.resources.limits.limit_rules import CLASS, COUNTED, MODEL, YES, Unit, tier_rules
+from xds_server.resources.limits.refusals import uncounted_routes
 from xds_server.resources.names import METADATA
 from xds_server.resources.proto import Route
-from xds_server.resources.refusals import uncounted_routes
 from xds_server.resources.snapshot import Resource
-from xds_server.resources.token_cost import cost_command
 
 _OVERWRITE = 2
 """`HeaderValueOption.OVERWRITE_IF_EXISTS_OR_ADD`: a client's own word is not believed."""

@@ -15,8 +15,9 @@ from xds_server.core.limits import Tenants
 from xds_server.core.model import Model, Tier, Topology
 from xds_server.core.policy import AdmissionPolicy
 from xds_server.resources import headers
+from xds_server.resources.bodies.token_cost import cost_command
 from xds_server.resources.clusters import ads
-from xds_server.resources.limit_rules import (
+from xds_server.resources.limits.limit_rules import (
     COUNTED,
     NAMELESS,
     TENANT,
@@ -41,7 +42,6 @@ from xds_server.resources.proto import (
     typed,
 )
 from xds_server.resources.snapshot import EXTENSION_CONFIG, Resource, TypeSnapshot
-from xds_server.resources.token_cost import cost_command
 
 LIMITS = "limits"
 """First part of the names of all limiters."""

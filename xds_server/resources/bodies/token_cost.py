@@ -16,8 +16,8 @@ from __future__ import annotations
 from typing import Any
 
 from xds_server.core.policy import AdmissionPolicy
+from xds_server.resources.bodies.request_facts import Counting, Fact, key_is
 from xds_server.resources.names import METADATA
-from xds_server.resources.request_facts import Counting, Fact, key_is
 
 TOKENS_MAX = 1_000_000
 """More than any engine generates; a larger number is refused, as engines do."""
@@ -32,7 +32,7 @@ def counting(policy: AdmissionPolicy) -> Counting:
     """Return what the filter of facts needs to count requests."""
     return Counting(
         facts=_COUNTED,
-        program="cost.lua",
+        program="bodies/cost.lua",
         constants=(
             ("DEFAULT_TOKENS", float(policy.default_max_tokens)),
             ("TOKENS_PER_BYTE", policy.prompt_tokens_per_byte),

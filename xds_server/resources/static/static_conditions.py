@@ -11,10 +11,10 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from xds_server.core.model import StaticTemplate
-from xds_server.resources import keywords
 from xds_server.resources.names import METADATA
 from xds_server.resources.proto import pack, typed
-from xds_server.resources.request_classes import CLASS_HEADER
+from xds_server.resources.routing.request_classes import CLASS_HEADER
+from xds_server.resources.static import keywords
 
 LANGUAGE_HEADER = "accept-language"
 _CLASS, _LANGUAGE = "class", "language"

@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from xds_server.resources import headers
-from xds_server.resources.admission import LIMITED
+from xds_server.resources.bodies.request_facts import Fact
+from xds_server.resources.bodies.token_cost import CHOICES_MAX, TOKENS_MAX, uncountable
 from xds_server.resources.errors import error_body
+from xds_server.resources.limits.admission import LIMITED
 from xds_server.resources.proto import Route, pack, typed
-from xds_server.resources.request_facts import Fact
-from xds_server.resources.token_cost import CHOICES_MAX, TOKENS_MAX, uncountable
 
 JSON = "application/json"
 

@@ -81,4 +81,4 @@ def instruct() -> list[Any]:
 
 def rewrite_filter() -> Any:
     """Return the Lua filter. It comes after the one that carries `instruct`."""
-    return lua_filter(program("outline.lua", "rewrite.lua"))
+    return lua_filter(program("bodies/outline.lua", "bodies/rewrite.lua"))

@@ -14,9 +14,7 @@ from xds_server.core.plan import TIER_WEIGHT_TOTAL, ClassPlan, ModelPlan, TierPl
 from xds_server.core.policy import FailurePolicy
 from xds_server.resources import headers
 from xds_server.resources.capability import Capability
-from xds_server.resources.limit_routes import LimitRoutes
-from xds_server.resources.model_list import longest_body, model_list_routes
-from xds_server.resources.model_routing import conditions, not_found_routes, reachable_models
+from xds_server.resources.limits.limit_routes import LimitRoutes
 from xds_server.resources.names import ROUTE_CONFIG_NAME
 from xds_server.resources.proto import (
     UINT32_MAX,
@@ -28,16 +26,22 @@ from xds_server.resources.proto import (
     to_upb,
     typed,
 )
-from xds_server.resources.request_classes import (
+from xds_server.resources.routing.model_list import longest_body, model_list_routes
+from xds_server.resources.routing.model_routing import (
+    conditions,
+    not_found_routes,
+    reachable_models,
+)
+from xds_server.resources.routing.request_classes import (
     SHED,
     in_order,
     rejection,
     set_rejecting,
     sheds_any,
 )
-from xds_server.resources.routes import group_by_domains, members, model_routes
+from xds_server.resources.routing.routes import group_by_domains, members, model_routes
 from xds_server.resources.snapshot import Resource
-from xds_server.resources.static_tier import BODY_LIMIT_BYTES
+from xds_server.resources.static.static_tier import BODY_LIMIT_BYTES
 
 
 @dataclass(slots=True)

@@ -11,16 +11,16 @@ from typing import Any
 
 from xds_server.core.model import Model
 from xds_server.resources import headers
-from xds_server.resources.capability import Capability
-from xds_server.resources.errors import error_body
-from xds_server.resources.names import METADATA
-from xds_server.resources.proto import Route, to_upb, typed
-from xds_server.resources.request_facts import (
+from xds_server.resources.bodies.request_facts import (
     Fact,
     Reading,
     fact_is_one_of,
     fact_is_present,
 )
+from xds_server.resources.capability import Capability
+from xds_server.resources.errors import error_body
+from xds_server.resources.names import METADATA
+from xds_server.resources.proto import Route, to_upb, typed
 
 JSON = "application/json"
 _INVALID = "invalid_request_error"

@@ -11,8 +11,8 @@ import json
 from typing import Any
 
 from xds_server.resources import headers
-from xds_server.resources import response_match as m
 from xds_server.resources.proto import Route, RouteAction, pack, to_upb, typed
+from xds_server.resources.static import response_match as m
 
 HEADER = "x-no-fallback"
 MARK = "; no-fallback"

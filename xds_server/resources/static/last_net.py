@@ -13,12 +13,12 @@ from typing import Any
 from xds_server.core.model import Model, StaticAnswer, Tier
 from xds_server.core.policy import FailurePolicy
 from xds_server.resources import headers
-from xds_server.resources import response_match as m
-from xds_server.resources.answer import Dialect, streamed, whole
-from xds_server.resources.no_fallback import honest_cases
-from xds_server.resources.path_kind import ENDINGS, path_filter
+from xds_server.resources.bodies.path_kind import ENDINGS, path_filter
 from xds_server.resources.proto import pack, typed
-from xds_server.resources.static_routes import (
+from xds_server.resources.routing.no_fallback import honest_cases
+from xds_server.resources.static import response_match as m
+from xds_server.resources.static.answer import Dialect, streamed, whole
+from xds_server.resources.static.static_routes import (
     DEFAULT,
     EVENTS,
     JSON,
@@ -26,7 +26,7 @@ from xds_server.resources.static_routes import (
     answer_headers,
     unavailable,
 )
-from xds_server.resources.static_tier import served_name
+from xds_server.resources.static.static_tier import served_name
 
 
 def author_last_net(models: Iterable[Model], failures: FailurePolicy) -> list[Any]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from xds_server.resources.answer import Dialect
 from xds_server.resources.names import METADATA
 from xds_server.resources.proto import pack, typed
+from xds_server.resources.static.answer import Dialect
 
 KEY = "path"
 ENDINGS = {Dialect.CHAT: "chat/completions", Dialect.TEXT: "completions"}

@@ -13,12 +13,12 @@ from typing import Any
 
 from xds_server.core.model import StaticAnswer, StaticTemplate
 from xds_server.resources import headers
-from xds_server.resources.answer import Dialect, streamed, whole
+from xds_server.resources.bodies.path_kind import ENDINGS, path_pattern
+from xds_server.resources.bodies.request_facts import Fact, fact_is
 from xds_server.resources.errors import error_object
-from xds_server.resources.path_kind import ENDINGS, path_pattern
 from xds_server.resources.proto import typed
-from xds_server.resources.request_facts import Fact, fact_is
-from xds_server.resources.static_conditions import conditions
+from xds_server.resources.static.answer import Dialect, streamed, whole
+from xds_server.resources.static.static_conditions import conditions
 
 JSON = "application/json"
 EVENTS = "text/event-stream"

@@ -12,13 +12,13 @@ from functools import lru_cache
 from typing import Any
 
 from xds_server.core.model import Model, StaticAnswer, Tier
+from xds_server.resources.bodies.request_facts import Fact, Reading, facts_filters
 from xds_server.resources.clusters import BUFFER_LIMIT_BYTES
 from xds_server.resources.names import static_listener_name
 from xds_server.resources.proto import Listener, pack, serialize, typed
-from xds_server.resources.request_facts import Fact, Reading, facts_filters
 from xds_server.resources.snapshot import Resource
-from xds_server.resources.static_conditions import condition_filters
-from xds_server.resources.static_routes import author_routes
+from xds_server.resources.static.static_conditions import condition_filters
+from xds_server.resources.static.static_routes import author_routes
 
 _STREAM = Reading(fact=Fact.STREAM, missing="untold", error="untold", any_content_type=True)
 """Always leaves a mark: with it, Envoy looks for a route again, and sees what the filters before found out. Nobody

@@ -50,7 +50,7 @@ def keyword_program(templates: Sequence[StaticTemplate]) -> str:
             f"local WINDOW, STEPS_MOST = {WINDOW}, {STEPS_MOST}",
             f"local TEMPLATES = {{ {', '.join(rows)} }}",
             f"local FOLDED = {{ {', '.join(pairs)} }}",
-            program("keywords.lua"),
+            program("static/keywords.lua"),
         ]
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from xds_server.core.limits import Tenants
-from xds_server.resources.limit_rules import TENANT
+from xds_server.resources.limits.limit_rules import TENANT
 from xds_server.resources.lua import lua_filter, program, quoted
 from xds_server.resources.names import METADATA
 
@@ -29,4 +29,4 @@ def tenant_program(header: str) -> str:
         "SCHEME": _SCHEMES.get(header, ""),
     }
     lines = [f"local {name} = {quoted(value)}" for name, value in constants.items()]
-    return "\n".join((*lines, program("tenant.lua")))
+    return "\n".join((*lines, program("limits/tenant.lua")))

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from xds_server.resources import headers, path_kind
-from xds_server.resources.answer import Dialect
+from xds_server.resources import headers
+from xds_server.resources.bodies import path_kind
+from xds_server.resources.bodies.request_facts import Fact
 from xds_server.resources.names import METADATA
 from xds_server.resources.proto import pack, typed
-from xds_server.resources.request_facts import Fact
+from xds_server.resources.static.answer import Dialect
 
 
 def extension(name: str, message: Any) -> Any:

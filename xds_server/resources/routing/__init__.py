@@ -1,0 +1,1 @@
+"""RDS: which requests go where, and the weights of that."""

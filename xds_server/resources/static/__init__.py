@@ -1,0 +1,1 @@
+"""Answers that proxies give by themselves."""
