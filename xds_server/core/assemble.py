@@ -156,7 +156,7 @@ def build(
         spilled, [step.reading for step in steps], policy.spill, now, forced=ruling.position
     )
     shares = force.shares(shares, ruling)
-    plan = publish.model_plan(seed.plan, model.name, steps, shares, policy.weights)
+    plan = publish.model_plan(seed.plan, model.name, steps, shares, policy.weights, fits=False)
     due = min([step.deadline for step in steps], default=inf)
     if ruling.forced is not None:
         due = min(due, ruling.forced.until)

@@ -271,7 +271,9 @@ def _decide(model: ModelState, policy: Policy, now: float, events: list[Event]) 
         model.spill, readings, policy.spill, now, forced=ruling.position
     )
     shares = force.shares(shares, ruling)
-    plan = publish.model_plan(model.plan, model.model.name, steps, shares, policy.weights)
+    plan = publish.model_plan(
+        model.plan, model.model.name, steps, shares, policy.weights, fits=True
+    )
     if ruling.event is not None:
         events.append(ruling.event)
     events += publish.plan_events(model.plan, plan)

@@ -162,6 +162,8 @@ def observe(state: InstanceState, sample: Sample, policy: Policy, now: float) ->
         load,
         now - observed_at,
         min(due, observed_at + telemetry.blind_after_s),
+        engine.running,
+        waiting,
     )
 
 
@@ -281,6 +283,8 @@ def _late(state: InstanceState, sample: Sample, policy: Policy, now: float) -> I
         track=track,
         slots=slots,
         pressure=load,
+        running=sample.engine.running,
+        waiting=sample.engine.waiting,
         lag_s=now - sample.observed_at,
         deadline=-inf,
     )

@@ -53,6 +53,8 @@ def model_plan(
     steps: Sequence[TierStep],
     shares: Sequence[TierShare],
     policy: WeightPolicy,
+    *,
+    fits: bool,
 ) -> ModelPlan:
     """Return the plan of a model: the old object when nothing moved far enough.
 
@@ -62,6 +64,7 @@ def model_plan(
         steps: What the tiers' steps found.
         shares: What the spill decided.
         policy: Holds the publishing threshold.
+        fits: The old plan is known to have the same tiers and instances in the same order.
 
     Returns:
         Tiers in chain order whose weights add up to `TIER_WEIGHT_TOTAL`.
@@ -72,7 +75,12 @@ def model_plan(
     plans: list[TierPlan] = []
     for number, (step, share) in enumerate(zip(steps, shares, strict=True)):
         before = old_tiers.get(step.state.tier.name)
-        instances = _instances(step, () if before is None else before.instances, policy)
+        instances = _instances(
+            step,
+            () if before is None else before.instances,
+            policy,
+            fits=fits and before is not None,
+        )
         serves = can_serve(step)
         reason = share.reason if serves else _NO_CAPACITY
         if (
@@ -223,23 +231,20 @@ def level_reason(tier: TierPlan) -> Reason:
 
 
 def _instances(
-    step: TierStep, old: tuple[InstancePlan, ...], policy: WeightPolicy
+    step: TierStep, old: tuple[InstancePlan, ...], policy: WeightPolicy, *, fits: bool
 ) -> tuple[InstancePlan, ...]:
     states, integers = step.state.instances, step.weights
     known: Sequence[InstancePlan | None] = old
-    is_same_fleet = len(old) == len(states)
+    is_same_fleet = fits or [each.id for each in old] == [each.instance.id for each in states]
     moved = not is_same_fleet
     ratio = policy.publish_change_ratio
     if is_same_fleet:
-        for state, weight, published in zip(states, integers, old, strict=True):
-            if published.id != state.instance.id:
-                is_same_fleet = False
+        for weight, published in zip(integers, old, strict=True):
+            was = published.weight
+            if weight != was and abs(weight - was) > ratio * was:
                 moved = True
                 break
-            was = published.weight
-            if weight != was and not moved:
-                moved = abs(weight - was) > ratio * was
-    if not is_same_fleet:
+    else:
         by_id = {plan.id: plan for plan in old}
         known = [by_id.get(state.instance.id) for state in states]
     if not moved and not step.arrived and not any(map(_is_news, old, states)):
@@ -278,7 +283,7 @@ def _instances(
             rule = ABOVE_MEAN if correction < 1.0 else BELOW_MEAN
             plans.append(
                 InstancePlan(
-                    state.instance.id,
+                    state.instance.id if before is None else before.id,
                     _HEALTHY,
                     _FRESH,
                     1.0,

@@ -41,6 +41,10 @@ class InstanceState:
     """Age of the last sample when it was used; 0 before the first."""
     deadline: float
     """When this instance must be looked at though no sample came."""
+    running: float | None = None
+    """Of the last sample, as it is ..."""
+    waiting: float | None = None
+    """... so that adding up a tier touches no samples: of ten thousand, none is in a cache any more."""
 
 
 @record

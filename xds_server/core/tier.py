@@ -176,19 +176,18 @@ def _add_up(instances: tuple[InstanceState, ...], slots: list[float]) -> Sums:
         available += share
         if state.vram.latch.on:
             tripped = True
-        sample, freshness = state.sample, state.freshness
-        if sample is None or freshness is _BLIND:
+        freshness = state.freshness
+        if freshness is _BLIND:
             blind += 1
             continue
         load = state.pressure
         if load is not None:
             weight += share
             weighted += share * load
-        engine = sample.engine
-        queue = engine.waiting
+        queue = state.waiting
         if freshness is _FRESH:
             fresh += share
-            runs = engine.running
+            runs = state.running
             if queue is not None:
                 knows_waiting = True
                 waiting += queue
