@@ -51,7 +51,9 @@ def add_up(flows: Iterable[InstanceFlow]) -> Throughput:
         seconds = flow.admitted_s
         if seconds > 0.0:
             known = True
-            admitted_per_s += flow.admitted / max(seconds, _COVERED_MIN_S)
+            # A call per instance and step, written as a condition.
+            covered = seconds if seconds > _COVERED_MIN_S else _COVERED_MIN_S  # noqa: FURB136
+            admitted_per_s += flow.admitted / covered
         completed += flow.completed
         busy_slot_s += flow.busy_slot_s
         tokens += flow.tokens

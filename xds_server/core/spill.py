@@ -196,7 +196,8 @@ def step(
             throughputs[number].per_slot(policy) * reading.available_slots * memory.fill_ratio
         )
         if number == last or reading.is_static:
-            memory = replace(memory, spill=0.0, published=0.0, reason=_REST)
+            if memory.reason is not _REST or memory.spill or memory.published:
+                memory = replace(memory, spill=0.0, published=0.0, reason=_REST)
         else:
             reaching_per_s = None if demand is None else demand * reaching
             tier = _Tier(memory, reading, throughputs[number], capacity, reaching_per_s)

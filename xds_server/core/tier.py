@@ -89,10 +89,13 @@ def step(state: TierState, shaken: set[int], policy: Policy, now: float) -> Tier
         awaits=awaits and not frozen,
     )
     unit = policy.weights.scale * len(slots) / sums.slots if sums.slots > 0.0 else 0.0
-    integers = [
-        round(k * instance.ceiling * factor * unit) or 1
-        for k, instance, factor in zip(slots, state.instances, corrections, strict=True)
-    ]
+    if sums.available == sums.slots:  # every ceiling is 1
+        integers = [round(k * c * unit) or 1 for k, c in zip(slots, corrections, strict=True)]
+    else:
+        integers = [
+            round(k * instance.ceiling * factor * unit) or 1
+            for k, instance, factor in zip(slots, state.instances, corrections, strict=True)
+        ]
     due = min(sums.deadline, levels.deadline(track, policy.kv))
     if frozen_since is not None and now < frozen_since + policy.telemetry.blind_after_s:
         due = min(due, frozen_since + policy.telemetry.blind_after_s)
