@@ -304,8 +304,6 @@ def _elapse(
         each if now < each.deadline else instance.elapse(each, policy, now)
         for each in tier.instances
     ]
-    if not any(map(is_not, renewed, tier.instances)):
-        return tier
     events += _events(model, tier, renewed)
     return tier.holding(tuple(renewed))
 
