@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection
 from dataclasses import dataclass
+from functools import lru_cache
 
 from xds_server.resources.capability import Capability
 
@@ -106,6 +107,12 @@ def lacks(
         missing: Names of `EXTENSIONS` that are not among its extensions.
         version: Its own; nothing is held against one that cannot be read.
     """
+    return _lacks(capability, frozenset(missing), version)
+
+
+@lru_cache(maxsize=256)
+def _lacks(capability: Capability, missing: frozenset[str], version: str) -> tuple[str, ...]:
+    """As `lacks`; thousands of proxies are of a few kinds, and each would keep sentences of its own."""
     if capability is Capability.GRPC:
         return _GRPC
     absent = set(missing)
