@@ -7,7 +7,7 @@ import contextlib
 import signal
 import socket
 import time
-from collections.abc import Callable, Collection, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +21,8 @@ from xds_server.config.load import Config
 from xds_server.config.settings import Settings
 from xds_server.control_loop import ControlLoop
 from xds_server.core.inputs import Drain
-from xds_server.core.model import InstanceId, Topology
-from xds_server.core.policy import EvidencePolicy, Policy
+from xds_server.core.model import InstanceId
+from xds_server.core.policy import EvidencePolicy
 from xds_server.evidence.intake import Intake
 from xds_server.evidence.load_reports import LoadReports
 from xds_server.evidence.page import describe_evidence
@@ -34,6 +34,7 @@ from xds_server.history_pages import HistoryPages
 from xds_server.ingest.registry import Registry
 from xds_server.ingest.server import SERVICE, TelemetryServer
 from xds_server.limit_divider import LimitDivider
+from xds_server.listening import StartError, bound, listen_for_xds
 from xds_server.live_page import LivePage
 from xds_server.metrics import Exposition, Reading, Tally
 from xds_server.operator_pages import OperatorPages
@@ -65,14 +66,6 @@ STOP_GRACE_S = 0.5
 """How long streams may take to end; proxies reconnect and keep what they have meanwhile."""
 SERVED = (*SERVICE_NAMES, SERVICE, *EVIDENCE_SERVICES)
 """Full names of the gRPC services."""
-
-
-MOST_LISTED = 10
-"""Names in one log line."""
-
-
-class StartError(Exception):
-    """The server cannot start; the text is one sentence for the operator."""
 
 
 class App:
@@ -111,7 +104,7 @@ class App:
         self._is_restored = self.state.restore(fleet)
         self.loop = ControlLoop(
             fleet=fleet,
-            make_builder=_make_builder,
+            make_builder=SnapshotBuilder,
             publish=self._publish,
             clock=clock,
             tally=self.tally,
@@ -203,7 +196,7 @@ class App:
             StartError: An address cannot be listened on.
         """
         host, port = self.settings.admin_host, self.settings.admin_port
-        listening = _bound(host, port, purpose="admin", flag="--admin-listen")
+        listening = bound(host, port, purpose="admin", flag="--admin-listen")
         listening.listen(128)
         listening.setblocking(False)
         await asyncio.to_thread(self._begin_history)
@@ -219,7 +212,9 @@ class App:
 
     async def _run(self, listening: socket.socket) -> None:
         server = make_server()
-        xds_port = self._listen(server)  # First: a port in use is told before anything slow.
+        xds_port = listen_for_xds(
+            server, self.settings
+        )  # First: a port in use is told before anything slow.
         await self.loop.prepare()
         self.loop.step()
         if self._is_restored:
@@ -328,19 +323,6 @@ class App:
             restored=self._is_restored,
         )
 
-    def _listen(self, server: Any) -> int:
-        host, port = self.settings.xds_host, self.settings.xds_port
-        address = format_address(host, port)
-        # gRPC would say on the terminal, not to us, why it cannot: a socket of our own is asked first.
-        _bound(host, port, purpose="xDS", flag="--xds-listen").close()
-        try:
-            bound: int = server.add_insecure_port(address)
-        except RuntimeError as error:
-            raise StartError(
-                f"cannot listen on {address} for xDS (choose another with --xds-listen)"
-            ) from error
-        return bound
-
     @contextlib.contextmanager
     def _signals(self) -> Iterator[None]:
         loop = asyncio.get_running_loop()
@@ -378,7 +360,7 @@ class App:
             await self._health.set(serving=True)
 
     def _warm_up(self, cause: str) -> None:
-        self._log.info(logs.SERVER_WARM, cause=cause, silent=_listed(self.loop.silent))
+        self._log.info(logs.SERVER_WARM, cause=cause, silent=logs.listed(self.loop.silent))
         self.history.process("server_warm", f"Proxies are answered: {cause.replace('_', ' ')}.")
         self.loop.warm_up()
 
@@ -468,21 +450,17 @@ class App:
 
     def _facts(self) -> dict[str, Any]:
         """Return what the live page says above everything else."""
-        kv = self.loop.fleet.policy.kv
+        kv, telemetry = self.loop.fleet.policy.kv, self.loop.fleet.policy.telemetry
         return {
             "unix_s": round(time.time(), 3),
             "version": __version__,
             "not_ready": self._not_ready(),
             "config_valid": self.topology.is_valid,
             "history_trouble": self.store.trouble,
-            "stale_s": self._stale_s(),
+            "stale_s": telemetry.interval_s * telemetry.stale_intervals,
             "high": kv.high,
             "critical": kv.critical,
         }
-
-    def _stale_s(self) -> float:
-        telemetry = self.loop.fleet.policy.telemetry
-        return telemetry.interval_s * telemetry.stale_intervals
 
     def _note(self, name: str) -> str:
         reports = self.intake.reports
@@ -491,7 +469,7 @@ class App:
     def _not_ready(self) -> str | None:
         if self.loop.is_warm:
             return None
-        return f"waiting for telemetry of {', '.join(_listed(self.loop.silent)) or 'nobody'}"
+        return f"waiting for telemetry of {', '.join(logs.listed(self.loop.silent)) or 'nobody'}"
 
     def _drain(self, name: str, draining: bool, who: str, why: str) -> None:
         instance = InstanceId(name)
@@ -516,30 +494,3 @@ class App:
     def _many_gauges(self) -> Iterator[Reading]:
         fleet, latest = self.loop.fleet, dict(self.loop.latest)
         return gauges_of_fleet(fleet.plan, latest, fleet.vram_tripped, self._clock())
-
-
-def _make_builder(topology: Topology, policy: Policy, capability: Capability) -> SnapshotBuilder:
-    return SnapshotBuilder(topology, policy, capability)
-
-
-def _bound(host: str, port: int, *, purpose: str, flag: str) -> socket.socket:
-    """Return a socket that has the address; it does not listen yet."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    bound = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        bound.bind((host, port))
-    except OSError as error:
-        bound.close()
-        raise StartError(
-            f"cannot listen on {format_address(host, port)} for {purpose}: {error.strerror} "
-            f"(choose another with {flag})"
-        ) from error
-    return bound
-
-
-def _listed(names: Collection[InstanceId]) -> list[str]:
-    """Return the names for a person: of a large fleet the first ones, and how many more there are."""
-    first = [str(name) for name in sorted(names)[:MOST_LISTED]]
-    more = len(names) - len(first)
-    return [*first, f"and {more} more"] if more else first

@@ -173,7 +173,8 @@ def main() -> None:
 
 
 def _serve(path: Path, config: Config, settings: Settings) -> None:
-    from xds_server.app import App, StartError  # noqa: PLC0415
+    from xds_server.app import App  # noqa: PLC0415
+    from xds_server.listening import StartError  # noqa: PLC0415
 
     logs.set_up(style=settings.log_format, level=settings.log_level)
 

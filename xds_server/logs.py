@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from collections.abc import Collection
 from typing import Any, TextIO
 
 import structlog
@@ -82,3 +83,14 @@ def get(name: str) -> structlog.typing.FilteringBoundLogger:
     """Return a logger that names the part of the process it speaks for."""
     logger: structlog.typing.FilteringBoundLogger = structlog.get_logger().bind(part=name)
     return logger
+
+
+MOST_LISTED = 10
+"""Names in one log line."""
+
+
+def listed(names: Collection[str]) -> list[str]:
+    """Return the names for a person: of a large fleet the first ones, and how many more there are."""
+    first = [str(name) for name in sorted(names)[:MOST_LISTED]]
+    more = len(names) - len(first)
+    return [*first, f"and {more} more"] if more else first

@@ -13,10 +13,12 @@ from structlog.testing import capture_logs
 
 from tests.fakes.xds_process import ROOT
 from xds_server import app as module
-from xds_server.app import App, StartError, _listed
+from xds_server.app import App
 from xds_server.config.load import load_file
 from xds_server.config.settings import resolve
 from xds_server.core.model import InstanceId
+from xds_server.listening import StartError
+from xds_server.logs import listed
 
 DESIGN = ROOT / "tests/config/design.yaml"
 
@@ -153,6 +155,6 @@ async def test_ports_that_are_taken_are_told_in_one_sentence(tmp_path):
 
 def test_a_large_fleet_does_not_fill_a_log_line_with_its_names():
     names = [InstanceId(f"i{number:02}") for number in range(25)]
-    assert _listed(names[:10]) == names[:10]
-    assert _listed(names) == [*names[:10], "and 15 more"]
-    assert _listed([]) == []
+    assert listed(names[:10]) == names[:10]
+    assert listed(names) == [*names[:10], "and 15 more"]
+    assert listed([]) == []
