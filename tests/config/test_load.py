@@ -5,15 +5,11 @@ import json
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import pytest
 import yaml
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
-from xds_server.config.load import MAX_BYTES, load_file, load_text
+from xds_server.config.load import load_file, load_text
 from xds_server.config.problems import ConfigError
-from xds_server.config.schema import json_schema
 from xds_server.core.limits import Limit
 from xds_server.core.model import MaxTokens
 from xds_server.core.policy import Policy, Unreadable, VramMode
@@ -483,105 +479,3 @@ def test_all_problems_are_told_at_once_in_the_order_of_the_file():
         "policy.recovery.hold_s",
         "policy.recovery.stages",
     ]
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        pytest.param("", "(file): (missing): a mapping with the key models", id="empty"),
-        pytest.param("- 1", "(file): [1]: a mapping with the key models", id="a-list"),
-        pytest.param(
-            "models: [", "line 1, column 10: expected the node content, but found '<stream end>': "
-            "valid YAML", id="broken",
-        ),
-        pytest.param("models: !!python/object:x {}", None, id="foreign-tag"),
-        pytest.param("\x00", None, id="control-character"),
-        pytest.param("a: 1\n---\nb: 2", None, id="two-documents"),
-        pytest.param("[" * 3000, None, id="nested-for-ever"),
-        pytest.param("{[1]: 2}", None, id="a-list-as-key"),
-    ],
-)  # fmt: skip
-def test_text_that_is_no_configuration_is_refused_with_its_place(text, expected):
-    found = problems_of(text)
-    if expected is not None:
-        assert found == [expected]
-
-
-def test_a_key_written_twice_is_a_problem_and_not_the_last_one_wins():
-    text = yaml.safe_dump(MINIMAL) + "listener: {port: 1}\nlistener: {port: 2}\n"
-    (problem,) = problems_of(text)
-    assert problem.endswith("listener: each key once in a mapping")
-    assert problem.startswith("line ")
-
-
-def test_a_file_that_cannot_be_read_is_one_clear_problem(tmp_path):
-    for path, expected in [
-        (tmp_path / "missing.yaml", "No such file or directory"),
-        (tmp_path, "Is a directory"),
-    ]:
-        with pytest.raises(ConfigError, match=expected):
-            load_file(path)
-    binary = tmp_path / "binary.yaml"
-    binary.write_bytes(b"models: \xff\xfe")
-    with pytest.raises(ConfigError, match="byte 8 is not UTF-8"):
-        load_file(binary)
-    huge = tmp_path / "huge.yaml"
-    with huge.open("wb") as file:
-        file.truncate(MAX_BYTES + 1)
-    with pytest.raises(ConfigError, match=f"at most {MAX_BYTES} bytes"):
-        load_file(huge)
-
-
-def outcome(document: Any) -> Any:
-    """Return the configuration or its problems; any other exception is a bug."""
-    try:
-        return load_text(yaml.safe_dump(document))
-    except ConfigError as error:
-        return error.problems
-
-
-VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
-    lambda inner: (
-        st.lists(inner, max_size=3)
-        | st.dictionaries(
-            st.sampled_from(
-                ["name", "tiers", "instances", "answer", "json", "models", "policy", "kv"]
-            ),
-            inner,
-            max_size=4,
-        )
-    ),
-    max_leaves=12,
-)
-
-
-@settings(suppress_health_check=[HealthCheck.too_slow], deadline=None)
-@given(st.dictionaries(st.sampled_from(["models", "policy", "listener", "server"]), VALUES))
-def test_whatever_is_written_ends_as_a_configuration_or_as_problems(document):
-    assert outcome(document)
-
-
-@settings(suppress_health_check=[HealthCheck.too_slow], deadline=None)
-@given(
-    st.sampled_from([case.values[0] for case in BAD_VALUES if case.values[1] is not ...]),
-    VALUES,
-)
-def test_one_value_replaced_by_anything_never_breaks_the_loader(path, value):
-    assert outcome(changed(path, value))
-
-
-def test_the_schema_accepts_the_design_file_and_refuses_an_unknown_key():
-    schema = json_schema()
-    jsonschema.Draft202012Validator.check_schema(schema)
-    validator = jsonschema.Draft202012Validator(schema)
-    document = yaml.safe_load(DESIGN.read_text())
-    validator.validate(document)
-    document["policy"]["kv"]["hihg"] = 1
-    assert not validator.is_valid(document)
-
-
-def test_the_schema_documents_thresholds_with_the_words_of_the_policy():
-    kv = json_schema()["$defs"]["KvPolicy"]["properties"]
-    assert kv["high"]["description"].startswith("Degraded from here.")
-    assert kv["high"]["default"] == Policy().kv.high
