@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import gzip
 import json
 import math
-import random
 import xml.etree.ElementTree as ET
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,135 +14,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
+from tests.fakes.recorded_fleet import CONFIG, config, drive, written
 from xds_server.cli import app
-from xds_server.config.load import load_text
-from xds_server.core.inputs import Drain, Evidence, Force
-from xds_server.core.model import ClassName, InstanceId, ModelName, TierName
-from xds_server.core.plan import Freshness, Level, Plan
-from xds_server.core.sample import EngineFacts, EngineState, GpuFacts, Sample
+from xds_server.core.plan import Freshness, Level
 from xds_server.fleet import Evaluated, Fleet, Reconfigured, Saw
-from xds_server.recording import codec, recorder
+from xds_server.recording import codec
 from xds_server.recording import format as recordings
 from xds_server.recording.codec import CodecError, decode, encode
 from xds_server.recording.comparison import document
 from xds_server.recording.format import (
     Digests,
-    Head,
     Recording,
     RecordingError,
-    end_line,
-    head_line,
-    step_lines,
 )
-from xds_server.recording.recorder import Recorder, TooManyError
 from xds_server.recording.replay import MisfitError, fitted, replay
-
-CONFIG = """
-classes:
-  - {name: core, match: {header: x-tier, value: core}, demand_ratio: 0.2}
-  - {name: rest}
-models:
-  - name: chat
-    tiers:
-      - name: primary
-        serves: big
-        instances:
-          - {name: a0, address: "10.0.0.1:80", capacity: 40}
-          - {name: a1, address: "10.0.0.2:80", capacity: 40}
-      - name: fallback
-        serves: small
-        instances: [{name: l0, address: "10.0.0.3:80", capacity: 20}]
-      - {name: static, answer: {json: {busy: true}}}
-"""
-CHAT = ModelName("chat")
-
-
-def config(text: str = CONFIG):
-    return load_text(text, source="test")
-
-
-def sample(name: str, at: float, **facts) -> Sample:
-    gpu = facts.pop("gpu", None)
-    values = {"state": EngineState.UP, "kv_ratio": 0.3, "waiting": 0.0, "running": 4.0}
-    return Sample(
-        instance=InstanceId(name), observed_at=at, engine=EngineFacts(**(values | facts)), gpu=gpu
-    )
-
-
-def drive(fleet: Fleet, *, start: float, seconds: int, seed: int = 1) -> list[Plan]:
-    """Give a fleet a troubled time: overload, an engine that dies, a drain, evidence, classes."""
-    rng = random.Random(seed)
-    plans = []
-    finished = 0.0
-    for tick in range(seconds * 4):
-        now = start + tick / 4
-        finished += rng.random() * 3
-        pressed = 0.2 < tick / (seconds * 4) < 0.6
-        inputs: list = [
-            sample(
-                name,
-                now - rng.random() / 100,
-                kv_ratio=0.9 + rng.random() / 10 if pressed else rng.random() / 2,
-                waiting=rng.random() * 50 if pressed else 0.0,
-                finished_total=finished,
-                state=EngineState.DOWN
-                if name == "a1" and tick % 40 in (10, 11, 12)
-                else EngineState.UP,
-                gpu=GpuFacts(vram_ratio=rng.random(), vram_free_bytes=5),
-            )
-            for name in ("a0", "a1", "l0")
-        ]
-        if tick == 5:
-            inputs.append(Drain(instance=InstanceId("l0"), draining=True, who="ann", why="ö"))
-        if tick == 30:
-            inputs.append(
-                Evidence(instance=InstanceId("a0"), observed_at=now, cause="proxies_see_failures")
-            )
-        if tick == 50:
-            tier = TierName("fallback")
-            inputs.append(Force(model=CHAT, tier=tier, who="ann", why="why", until=now + 2.0))
-        if tick % 7 == 0:
-            counts = {ClassName("core"): rng.random() * 40, ClassName("rest"): 50.0}
-            fleet.saw_requests(CHAT, counts, now)
-        plans.append(fleet.evaluate(inputs, now))
-    return plans
-
-
-def written(path: Path, fleet: Fleet, run, *, start: float = 100.0, end: str | None = "") -> list:
-    """Record what `run` does with a fleet; return the steps."""
-    steps: list = []
-    head = Head(
-        start=start,
-        unix_s=1.8e9,
-        config_version="abc",
-        topology=fleet.topology,
-        policy=fleet.policy,
-        memory=fleet.remember(),
-    )
-    text = head_line(head)
-    fleet.watchers.append(steps.append)
-    run(fleet)
-    fleet.watchers.remove(steps.append)
-    text += step_lines(steps, Digests())
-    if end is not None:
-        text += end_line(end)
-    path.write_bytes(gzip.compress(text))
-    return steps
-
-
-@pytest.fixture
-def fleet() -> Fleet:
-    """A fleet that has seen something already: a recording begins in the middle."""
-    loaded = config()
-    made = Fleet(loaded.topology, loaded.policy, 0.0)
-    drive(made, start=0.0, seconds=25, seed=7)
-    return made
-
-
-@pytest.fixture
-def path(tmp_path) -> Path:
-    return tmp_path / "incident.jsonl.gz"
-
 
 # The codec.
 
@@ -457,62 +340,6 @@ def test_decisions_that_differ_are_explained(fleet, path):
     done = run("replay", str(path))
     assert "0 of 8 decisions" in done.stdout
     assert "decides otherwise" in done.stderr
-
-
-# Recording.
-
-
-def make_recorder(fleet: Fleet) -> Recorder:
-    return Recorder(
-        fleet=lambda: fleet,
-        clock=asyncio.get_running_loop().time,
-        config_version=lambda: "v",
-        wall=lambda: 5.0,
-    )
-
-
-async def test_a_recorder_gives_lines_until_the_time_is_over(fleet, path):
-    made = make_recorder(fleet)
-    lines = made.record(0.3)
-    text = await anext(lines)
-    assert json.loads(text)["config_version"] == "v"
-    drive(fleet, start=100.0, seconds=1)
-    async for each in lines:
-        text += each
-    assert json.loads(text.splitlines()[-1]) == {"end": ""}
-    assert not fleet.watchers
-    path.write_bytes(text)
-    assert replay(path, None, None).same_as_recorded == 4
-
-
-async def test_who_is_too_slow_gets_a_recording_that_says_so(fleet, monkeypatch):
-    monkeypatch.setattr(recorder, "MOST_STEPS", 3)
-    lines = make_recorder(fleet).record(30.0)
-    await anext(lines)
-    drive(fleet, start=100.0, seconds=3)
-    rest = [each async for each in lines]
-    assert json.loads(rest[-1])["end"] == "more than 3 evaluations waited to be sent"
-
-
-async def test_a_server_that_ends_ends_its_recordings(fleet):
-    made = make_recorder(fleet)
-    lines = made.record(600.0)
-    await anext(lines)
-    made.is_ending.set()
-    assert [json.loads(each) async for each in lines] == [{"end": "the server ends"}]
-
-
-async def test_only_some_record_at_the_same_time(fleet):
-    made = make_recorder(fleet)
-    running = [made.record(60.0) for _ in range(recorder.MOST_AT_ONCE)]
-    for each in running:
-        await anext(each)
-    with pytest.raises(TooManyError, match="2 recordings"):
-        made.record(60.0)
-    for each in running:
-        await each.aclose()
-    assert not fleet.watchers
-    await made.record(1.0).aclose()
 
 
 def test_digests_tell_plans_apart(fleet):
