@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import time
-from contextlib import contextmanager
 from pathlib import Path
 
 import grpc.aio
@@ -17,6 +16,7 @@ from envoy.service.discovery.v3.discovery_pb2 import DiscoveryRequest, Discovery
 from typer.testing import CliRunner, Result
 
 from fleet_protos.telemetry.v1 import telemetry_pb2 as pb
+from tests.fakes.small_disk import free_bytes, make_read_only, small_disk
 from tests.fakes.telemetry_client import connected_agent
 from tests.fakes.xds_process import ROOT, running_server
 from xds_server.cli import app
@@ -408,24 +408,6 @@ def _free_port() -> int:
         return found.getsockname()[1]
 
 
-@contextmanager
-def small_disk(folder: Path):
-    """Mount a disk of 256 KB."""
-    folder.mkdir()
-    options = ["-t", "tmpfs", "-o", "size=256k", "tmpfs", str(folder)]
-    mounted = subprocess.run(["mount", *options], capture_output=True, check=False)
-    if mounted.returncode:
-        pytest.skip("nobody may mount anything here")
-    try:
-        yield folder
-    finally:
-        subprocess.run(["umount", "-l", str(folder)], check=True)
-
-
-def make_read_only(disk: Path) -> None:
-    subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
-
-
 @pytest.mark.slow
 async def test_a_full_disk_stops_nothing_and_is_told_and_its_end_too(config, tmp_path):
     with small_disk(tmp_path / "disk") as disk:
@@ -436,7 +418,7 @@ async def test_a_full_disk_stops_nothing_and_is_told_and_its_end_too(config, tmp
         ):
             await greet(agent)
             await until(having(server, name="server_started"))
-            (disk / "ballast").write_bytes(b"x" * _free_bytes(disk))
+            (disk / "ballast").write_bytes(b"x" * free_bytes(disk))
             for number in range(60):
                 await server.post(f"/drain/l4-0?who=me&why={'long ' * 30}{number}")
             failed = await server.event("store_write_failed")
@@ -458,11 +440,6 @@ async def test_a_full_disk_stops_nothing_and_is_told_and_its_end_too(config, tmp
             assert [each.instance for each in down] == ["a100-0"]
             drains = read(disk / "events.db", Query(name="drain_requested"))
             assert len(drains) == 60
-
-
-def _free_bytes(folder: Path) -> int:
-    found = os.statvfs(folder)
-    return found.f_bavail * found.f_frsize
 
 
 @pytest.mark.parametrize(
