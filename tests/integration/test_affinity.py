@@ -5,15 +5,18 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import pytest
 
 from tests.fakes.chain import chain_lab
+from tests.fakes.plans import a_plan
 from tests.fakes.scripted_engine import ScriptedEngine
 from xds_server.core.model import Affinity, AffinityPolicy
 from xds_server.core.plan import EndpointHealth
-from xds_server.core.policy import FailurePolicy
+from xds_server.core.policy import FailurePolicy, Policy
 from xds_server.resources import snapshot as served
+from xds_server.resources.builder import SnapshotBuilder
 from xds_server.resources.capability import Capability
 
 pytestmark = pytest.mark.envoy
@@ -113,9 +116,27 @@ async def test_a_failing_endpoint_loses_its_sessions_and_gets_them_back(tmp_path
         assert (await one.lab.ejected("primary"))[0]
         if policy is AffinityPolicy.MAGLEV:
             kept = [session for session in SESSIONS if first[session] != ENGINES[0]]
-            assert all(seen[session] == first[session] for session in kept)
+            moved = [session for session in kept if seen[session] != first[session]]
+            # Maglev's table is disturbed a little wherever an entry goes; sessions may not be dealt anew.
+            assert len(moved) <= len(kept) // 10, moved
         one.lab.big.mode = "ok"
         await one.settled(lambda now: now == first)
+
+
+@with_policies
+async def test_the_sessions_of_an_instance_follow_it_to_another_address(tmp_path, policy):
+    async with sessions(tmp_path, policy) as one:
+        first = await one.all()
+        model = one.lab.topology.models[0]
+        a, b, *others = model.tiers[0].instances
+        swapped = (replace(a, port=b.port), replace(b, port=a.port), *others)
+        tiers = (replace(model.tiers[0], instances=swapped), *model.tiers[1:])
+        topology = replace(one.lab.topology, models=(replace(model, tiers=tiers),))
+        builder = SnapshotBuilder(topology, Policy(), Capability.COMPOSITE)
+        one.lab.ads.set(builder.build(a_plan(topology)))
+        there = {ENGINES[0]: ENGINES[1], ENGINES[1]: ENGINES[0]}
+        wanted = {session: there.get(where, where) for session, where in first.items()}
+        await one.settled(lambda now: now == wanted)
 
 
 @with_chains

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from xds_server.core.model import Affinity, AffinityPolicy, Model
-from xds_server.resources.proto import duration, typed
+from xds_server.core.model import Affinity, AffinityPolicy, InstanceId, Model
+from xds_server.resources.proto import LbEndpoint, duration, typed
 
 RING_SIZE_MIN = 4096
 """Points on the ring; more than Envoy's 1024, so that shares come nearer to the weights."""
@@ -32,6 +32,11 @@ def set_policy(cluster: Any, affinity: Affinity | None) -> None:
         cluster.common_lb_config.consistent_hashing_lb_config = (
             c.ClusterCommonLbConfigConsistentHashingLbConfig(hash_balance_factor=factor)
         )
+
+
+def set_key(endpoint: LbEndpoint, instance: InstanceId) -> None:
+    """Let an endpoint be found by its name, so that its sessions follow it to another address."""
+    endpoint.metadata.filter_metadata["envoy.lb"].fields["hash_key"].string_value = instance
 
 
 def of(model: Model) -> Affinity | None:

@@ -12,7 +12,7 @@ from typing import Any
 from xds_server.core.model import Instance, InstanceId, Model, Tier
 from xds_server.core.plan import EndpointHealth, InstancePlan, TierPlan
 from xds_server.core.policy import RewritePolicy
-from xds_server.resources import headers
+from xds_server.resources import affinity, headers
 from xds_server.resources.bodies import rewrite
 from xds_server.resources.names import METADATA, cluster_name
 from xds_server.resources.proto import (
@@ -101,6 +101,8 @@ class EndpointTable:
             address.address, address.port_value = instance.host, instance.port
             fields = endpoint.metadata.filter_metadata[METADATA].fields
             fields["instance"].string_value = instance.id
+            if tier.affinity:
+                affinity.set_key(endpoint, instance.id)
             self._endpoints[instance.id] = endpoint
 
     def apply(self, plan: TierPlan) -> None:
