@@ -12,7 +12,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 TEST = marks=; \
 	sh deploy/prometheus/install.sh $(PROMETHEUS_DIR) || { marks='not prometheus'; \
 	echo 'left out: tests that need Prometheus (pytest -m prometheus)'; }; \
-	sh tests/page/install.sh || { marks="$${marks:+$$marks and }not browser"; \
+	sh tests/admin/page/install.sh || { marks="$${marks:+$$marks and }not browser"; \
 	echo 'left out: tests that need Chromium (pytest -m browser)'; }; \
 	$(BIN)/python -m pytest -q -n 2 -m "$$marks"
 

@@ -15,7 +15,7 @@ import typer
 
 import sidecar_agent.metric_table
 import xds_server.cli
-import xds_server.metric_table
+import xds_server.observability.metric_table
 from xds_server.config.schema import json_schema
 from xds_server.config.settings import SETTINGS
 
@@ -34,7 +34,7 @@ CLI_COLUMNS = 110
 METRICS_HEAD = """# Metrics
 
 Prometheus text on `/metrics` of the admin port of the control plane (`--admin-listen`) and of the agent (`admin`). This page is made from
-`xds_server/metric_table.py` and `sidecar_agent/metric_table.py` by `docs/generate.py`. Alert rules: [alerts.md](alerts.md); dashboard:
+`xds_server/observability/metric_table.py` and `sidecar_agent/metric_table.py` by `docs/generate.py`. Alert rules: [alerts.md](alerts.md); dashboard:
 [deploy/grafana/dashboard.json](../deploy/grafana/dashboard.json).
 
 - **Missing is not zero**: what is not known has no series.
@@ -138,7 +138,7 @@ def _metrics(groups: Mapping[str, Mapping[str, Any]]) -> str:
 def render_metrics() -> str:
     """Return docs/metrics.md."""
     agent = _metrics(sidecar_agent.metric_table.GROUPS)
-    control_plane = _metrics(xds_server.metric_table.GROUPS)
+    control_plane = _metrics(xds_server.observability.metric_table.GROUPS)
     page = f"{METRICS_HEAD}## Control plane\n\n{control_plane}## Agent\n\n{agent}"
     return page.rstrip("\n") + "\n"
 

@@ -15,11 +15,14 @@ from starlette.routing import BaseRoute
 
 from fleet_notify import ServiceManager
 from xds_server import __version__, logs
-from xds_server.admin import AdminServer, Inside, UnknownInstanceError
+from xds_server.admin.history_pages import HistoryPages
+from xds_server.admin.live_page import LivePage
+from xds_server.admin.operator_pages import OperatorPages
+from xds_server.admin.server import AdminServer, Inside, UnknownInstanceError
+from xds_server.admin.status import describe_fleet, gauges_of_fleet, gauges_of_proxies
 from xds_server.config.addresses import format_address
 from xds_server.config.load import Config
 from xds_server.config.settings import Settings
-from xds_server.control_loop import ControlLoop
 from xds_server.core.inputs import Drain
 from xds_server.core.model import InstanceId
 from xds_server.core.policy import EvidencePolicy
@@ -29,16 +32,19 @@ from xds_server.evidence.page import describe_evidence
 from xds_server.evidence.pulse import Pulse
 from xds_server.evidence.server import EVIDENCE_SERVICES, EvidenceServer
 from xds_server.fleet import Fleet
-from xds_server.history import History, config_version
-from xds_server.history_pages import HistoryPages
 from xds_server.ingest.registry import Registry
 from xds_server.ingest.server import SERVICE, TelemetryServer
-from xds_server.limit_divider import LimitDivider
 from xds_server.listening import StartError, bound, listen_for_xds
-from xds_server.live_page import LivePage
-from xds_server.metrics import Exposition, Reading, Tally
-from xds_server.operator_pages import OperatorPages
-from xds_server.proxy_history import ProxyHistory
+from xds_server.loop.control_loop import ControlLoop
+from xds_server.loop.limit_divider import LimitDivider
+from xds_server.loop.state_file import StateFile
+from xds_server.loop.state_keeper import StateKeeper
+from xds_server.loop.topology_switch import TopologySwitch
+from xds_server.observability.history import History, config_version
+from xds_server.observability.metrics import Exposition, Reading, Tally
+from xds_server.observability.proxy_history import ProxyHistory
+from xds_server.observability.tracing import Tracing, TracingUnavailableError
+from xds_server.observability.xds_observer import XdsObserver
 from xds_server.recording.page import RecordingPage
 from xds_server.recording.recorder import Recorder
 from xds_server.registered import with_registered
@@ -46,18 +52,12 @@ from xds_server.resources.builder import SnapshotBuilder
 from xds_server.resources.capability import Capability
 from xds_server.resources.names import cluster_name
 from xds_server.resources.snapshot import Snapshot
-from xds_server.state_file import StateFile
-from xds_server.state_keeper import StateKeeper
-from xds_server.status import describe_fleet, gauges_of_fleet, gauges_of_proxies
 from xds_server.store.row import Kind, Query, Row
 from xds_server.store.store import EventStore, Retention, StoreError
-from xds_server.topology_switch import TopologySwitch
-from xds_server.tracing import Tracing, TracingUnavailableError
 from xds_server.xds.cache import SnapshotCache
 from xds_server.xds.health import Health, add_health_and_reflection
 from xds_server.xds.server import SERVICE_NAMES, XdsServer
 from xds_server.xds.transport import make_server, tune_gc
-from xds_server.xds_observer import XdsObserver
 
 EXPIRY_S = 10.0
 """How often registered instances without an owner are looked for."""

@@ -41,7 +41,7 @@ from xds_server.core.sample import EngineState, MemoryKind
 from xds_server.core.sample import GpuHealth as SampleHealth
 from xds_server.ingest.registry import Registry
 from xds_server.ingest.server import TelemetryServer
-from xds_server.metrics import Tally
+from xds_server.observability.metrics import Tally
 
 
 def topology(*names):

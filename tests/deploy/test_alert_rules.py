@@ -88,7 +88,7 @@ def test_the_runbook_names_commands_and_pages_that_there_are():
     }
     for program, command in re.findall(r"`(xds-server|sidecar-agent) ([a-z-]+)", RUNBOOK):
         assert command in commands[program], f"{program} {command}"
-    pages = (ROOT / "xds_server/admin.py").read_text()
+    pages = (ROOT / "xds_server/admin/server.py").read_text()
     for page in re.findall(r"`(/(?:debug/\w+|readyz|healthz|metrics))", RUNBOOK):
         assert f'"{page}"' in pages, page
 

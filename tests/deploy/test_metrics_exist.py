@@ -20,7 +20,7 @@ from envoy.service.discovery.v3.discovery_pb2 import DiscoveryRequest, Discovery
 from google.rpc.status_pb2 import Status
 
 import sidecar_agent.metric_table as of_agent
-import xds_server.metric_table as of_server
+import xds_server.observability.metric_table as of_server
 from tests.fakes.envoy import eventually, running_envoy
 from tests.fakes.prometheus import (
     ROOT,

@@ -11,7 +11,7 @@ from xds_server.evidence.entry import EndpointLoad
 from xds_server.evidence.load_reports import FORGET_S, LoadReports
 from xds_server.evidence.orca import KV, WAITING
 from xds_server.evidence.places import Place
-from xds_server.metrics import Tally
+from xds_server.observability.metrics import Tally
 
 A = InstanceId("a")
 PLACE = Place(ModelName("chat"), TierName("primary"), A)

@@ -18,11 +18,11 @@ NAMES = ("chromium", "chromium-browser", "google-chrome")
 
 
 def chromium_binary() -> str:
-    """Return the Chromium to run: `$CHROMIUM`, or what is on the PATH (see tests/page/install.sh)."""
+    """Return the Chromium to run: `$CHROMIUM`, or what is on the PATH (see tests/admin/page/install.sh)."""
     for name in (os.environ.get("CHROMIUM"), *NAMES):
         if name and (found := shutil.which(name)):
             return found
-    raise AssertionError("there is no Chromium: run tests/page/install.sh")
+    raise AssertionError("there is no Chromium: run tests/admin/page/install.sh")
 
 
 @asynccontextmanager

@@ -10,7 +10,7 @@ from xds_server.core.policy import EvidencePolicy, Policy
 from xds_server.evidence.intake import Intake
 from xds_server.evidence.server import ALS_SERVICE, LRS_SERVICE, EvidenceServer
 from xds_server.fleet import Fleet
-from xds_server.metrics import Tally
+from xds_server.observability.metrics import Tally
 
 
 class Bench:

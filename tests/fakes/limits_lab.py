@@ -25,7 +25,7 @@ from tests.xds.wire import serving
 from xds_server.core.limits import Limit, Tenants
 from xds_server.core.model import RequestClass, Topology
 from xds_server.core.policy import AdmissionPolicy, FailurePolicy, Policy
-from xds_server.limit_divider import LimitDivider
+from xds_server.loop.limit_divider import LimitDivider
 from xds_server.resources.bootstrap import bootstrap
 from xds_server.resources.builder import SnapshotBuilder
 from xds_server.resources.capability import Capability

@@ -11,7 +11,8 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from tests.fakes.plans import a_reason
-from xds_server.admin import AdminServer, Inside, UnknownInstanceError
+from xds_server.admin.live_page import LivePage
+from xds_server.admin.server import AdminServer, Inside, UnknownInstanceError
 from xds_server.core.model import InstanceId, ModelName, TierName
 from xds_server.core.plan import (
     EndpointHealth,
@@ -24,8 +25,7 @@ from xds_server.core.plan import (
     TierPlan,
 )
 from xds_server.core.sample import EngineFacts, Sample
-from xds_server.live_page import LivePage
-from xds_server.metrics import Exposition, Tally
+from xds_server.observability.metrics import Exposition, Tally
 from xds_server.resources.capability import Capability
 from xds_server.store.row import Kind, Row
 from xds_server.xds.answer import Protocol

@@ -17,7 +17,7 @@ from xds_server.ingest import server as module
 from xds_server.ingest.decode import MAX_MESSAGE_BYTES
 from xds_server.ingest.registry import Registry
 from xds_server.ingest.server import TelemetryServer
-from xds_server.metrics import Tally
+from xds_server.observability.metrics import Tally
 
 TOKEN = "a-token-of-some-length"
 

@@ -9,11 +9,11 @@ import pytest
 
 from tests.fakes.brain import sample, small_fleet
 from tests.fakes.plans import a_model, a_topology
+from xds_server.admin.status import gauges_of_fleet
 from xds_server.core.model import ClassName, ModelName, RequestClass, WhenCritical
 from xds_server.core.policy import Policy
 from xds_server.fleet import Fleet
-from xds_server.metrics import METRICS
-from xds_server.status import gauges_of_fleet
+from xds_server.observability.metrics import METRICS
 
 CHAT = ModelName("chat")
 CLASSES = (

@@ -20,7 +20,7 @@ from tests.fakes.small_disk import free_bytes, make_read_only, small_disk
 from tests.fakes.telemetry_client import connected_agent
 from tests.fakes.xds_process import ROOT, running_server
 from xds_server.cli import app
-from xds_server.history import config_version
+from xds_server.observability.history import config_version
 from xds_server.resources.snapshot import CLUSTER
 from xds_server.store.file import read
 from xds_server.store.row import Query

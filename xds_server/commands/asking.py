@@ -10,7 +10,7 @@ from typing import Annotated, Any, NoReturn, TypeVar
 import typer
 from rich.console import Console
 
-from xds_server.admin_client import AskError
+from xds_server.commands.admin_client import AskError
 
 ADMIN = "http://127.0.0.1:18001"
 """Where a server listens that was not told otherwise."""

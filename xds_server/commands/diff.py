@@ -12,7 +12,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from xds_server.admin_client import BAD_USAGE, post
+from xds_server.commands.admin_client import BAD_USAGE, post
 from xds_server.commands.asking import (
     ADMIN,
     Admin,
@@ -72,7 +72,7 @@ def _load(path: Path) -> Config:
 
 def _offline(old: Config, new: Config) -> dict[str, Any]:
     # Authoring Envoy's messages takes a second to import; other commands do without.
-    from xds_server import prospect  # noqa: PLC0415
+    from xds_server.admin import prospect  # noqa: PLC0415
 
     now = time.monotonic()
     return prospect.compare(prospect.fresh(old, now), prospect.fresh(new, now))

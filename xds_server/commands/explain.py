@@ -6,9 +6,9 @@ from typing import Annotated, Any
 
 import typer
 
-from xds_server.admin_client import get
+from xds_server.commands.admin_client import get
 from xds_server.commands.asking import ADMIN, Admin, Json, ask, print_json
-from xds_server.explanation import told
+from xds_server.commands.explanation import told
 
 
 def explain(

@@ -12,11 +12,11 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from xds_server.admin_client import BAD_USAGE, FAILED, AskError, get
+from xds_server.commands.admin_client import BAD_USAGE, FAILED, AskError, get
 from xds_server.commands.asking import ADMIN, Admin, ask, fail, note
+from xds_server.commands.timeline import show_events
 from xds_server.store.incident import markdown
 from xds_server.store.row import Kind
-from xds_server.timeline import show_events
 
 FOLLOW_S = 0.5
 """How often who follows asks for more."""

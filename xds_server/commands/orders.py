@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from xds_server.admin_client import BAD_USAGE, post
+from xds_server.commands.admin_client import BAD_USAGE, post
 from xds_server.commands.asking import ADMIN, Admin, Json, ask, clean, fail, print_json
 
 _Who = Annotated[

@@ -9,7 +9,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from xds_server.admin_client import FAILED, get
+from xds_server.commands.admin_client import FAILED, get
 from xds_server.commands.asking import (
     ADMIN,
     Admin,

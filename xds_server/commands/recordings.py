@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from xds_server.admin_client import BAD_USAGE, FAILED, AskError, lines
+from xds_server.commands.admin_client import BAD_USAGE, FAILED, AskError, lines
 from xds_server.commands.asking import ADMIN, Admin, fail, note
 from xds_server.store.moments import parse_span
 

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from xds_server.admin_client import BAD_USAGE, FAILED
+from xds_server.commands.admin_client import BAD_USAGE, FAILED
 from xds_server.commands.asking import Json, clean, console, fail, percent, print_json
 from xds_server.config.load import Config, load_file
 from xds_server.config.problems import ConfigError

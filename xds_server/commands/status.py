@@ -14,7 +14,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from xds_server.admin_client import BAD_USAGE, AskError, get
+from xds_server.commands.admin_client import BAD_USAGE, AskError, get
 from xds_server.commands.asking import (
     ADMIN,
     Admin,

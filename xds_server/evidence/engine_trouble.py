@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from xds_server.core.model import InstanceId, ModelName, TierName, Topology
 from xds_server.core.plan import FaultState, Plan
 from xds_server.core.sample import Sample
-from xds_server.metrics import Reading
+from xds_server.observability.metrics import Reading
 
 LOOP_CAUSES = frozenset({"out_of_memory", "engine_restarted"})
 """Causes of a quarantine that are a loop of restarts."""

@@ -18,7 +18,7 @@ from xds_server.evidence.entry import EndpointLoad, Entry, LoadReport
 from xds_server.evidence.load_reports import LoadReports
 from xds_server.evidence.places import Place, Places, TierPlace
 from xds_server.fleet import Fleet
-from xds_server.metrics import Reading, Tally
+from xds_server.observability.metrics import Reading, Tally
 from xds_server.resources.names import GATE_ROUTE
 
 MAX_TEMPLATES = 64

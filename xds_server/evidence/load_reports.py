@@ -12,7 +12,7 @@ from xds_server.evidence.cross_check import CrossCheck, Standing
 from xds_server.evidence.entry import EndpointLoad
 from xds_server.evidence.orca import StandIn, read
 from xds_server.evidence.places import Place
-from xds_server.metrics import Reading, Tally
+from xds_server.observability.metrics import Reading, Tally
 
 FORGET_S = 60.0
 """Without reports for this long, nothing is said about the agent any more."""

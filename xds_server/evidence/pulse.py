@@ -12,7 +12,7 @@ from xds_server.core.sample import Sample
 from xds_server.evidence.engine_trouble import AllocationFailures, restart_loops, unwell
 from xds_server.evidence.intake import Intake
 from xds_server.fleet import Fleet
-from xds_server.metrics import Reading
+from xds_server.observability.metrics import Reading
 
 PULSE_S = 1.0
 ALLOCATION_PULSES = 5

@@ -30,7 +30,7 @@ from xds_server.evidence.proto import (
     parse_load,
     parse_logs,
 )
-from xds_server.metrics import Tally
+from xds_server.observability.metrics import Tally
 from xds_server.resources.access_log import LOG_NAME
 
 ALS_SERVICE = "envoy.service.accesslog.v3.AccessLogService"

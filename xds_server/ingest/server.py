@@ -21,7 +21,7 @@ from xds_server.core.policy import TelemetryPolicy
 from xds_server.core.sample import Sample
 from xds_server.ingest.decode import Hello, Rejected, decode_hello, decode_sample, parse
 from xds_server.ingest.registry import Code, Refused, Registry, Speaker
-from xds_server.metrics import Tally
+from xds_server.observability.metrics import Tally
 
 SERVICE = "fleet.telemetry.v1.Telemetry"
 PROTOCOL = 1

@@ -11,17 +11,17 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
-from xds_server import prospect
-from xds_server.admin import is_foreign
+from xds_server.admin import prospect
+from xds_server.admin.overview import describe
+from xds_server.admin.server import is_foreign
 from xds_server.clock import Clock
 from xds_server.config.load import MAX_BYTES, Config, load_text
 from xds_server.config.problems import ConfigError
-from xds_server.control_loop import ControlLoop
 from xds_server.core.inputs import Force
 from xds_server.core.model import Model, ModelName, Tier, Topology
 from xds_server.core.plan import FORCED, Plan
-from xds_server.history import History
-from xds_server.overview import describe
+from xds_server.loop.control_loop import ControlLoop
+from xds_server.observability.history import History
 from xds_server.registered import Registered
 from xds_server.store.moments import parse_span, show_moment
 

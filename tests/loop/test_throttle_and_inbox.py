@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from xds_server.core.inputs import Drain, Evidence
 from xds_server.core.model import InstanceId
 from xds_server.core.sample import EngineFacts, EngineState, Sample
-from xds_server.inbox import Inbox
-from xds_server.throttle import MIN_GAP_S, Throttle
+from xds_server.loop.inbox import Inbox
+from xds_server.loop.throttle import MIN_GAP_S, Throttle
 
 
 def sample(name: str = "a", state: EngineState = EngineState.UP, at: float = 0.0) -> Sample:

@@ -12,8 +12,8 @@ from xds_server import logs
 from xds_server.clock import Clock
 from xds_server.fleet import Fleet
 from xds_server.ingest.registry import Registry
-from xds_server.metrics import Tally
-from xds_server.state_file import StateError, StateFile, dump_registered, load_registered
+from xds_server.loop.state_file import StateError, StateFile, dump_registered, load_registered
+from xds_server.observability.metrics import Tally
 
 DELAY_S = 1.0
 """A publication is on disk this much later; more publications meanwhile are one write."""

@@ -18,11 +18,11 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import BaseRoute, Route
 
+from xds_server.admin.live_state import InstanceTexts, Items, LiveState, proxy_texts, written
 from xds_server.clock import Clock
 from xds_server.core.model import InstanceId
 from xds_server.core.plan import Plan
 from xds_server.core.sample import Sample
-from xds_server.live_state import InstanceTexts, Items, LiveState, proxy_texts, written
 from xds_server.store.row import Row
 from xds_server.xds.syncz import ProxyStatus
 
@@ -89,7 +89,7 @@ class LivePage:
         self._clients = 0
         self._files = {
             each.name: each.read_bytes()
-            for each in files("xds_server.page").iterdir()
+            for each in files("xds_server.admin.page").iterdir()
             if each.name.rpartition(".")[2] in MEDIA_TYPES
         }
 

@@ -24,7 +24,7 @@ from starlette.routing import BaseRoute, Route
 
 from xds_server.core.explain import explain
 from xds_server.core.plan import Plan
-from xds_server.metrics import Scrape
+from xds_server.observability.metrics import Scrape
 from xds_server.resources.capability import Capability
 from xds_server.resources.render import render
 from xds_server.resources.snapshot import Snapshot

@@ -4,12 +4,12 @@ import time
 
 from structlog.testing import capture_logs
 
-from xds_server.metrics import Tally
+from xds_server.observability.metrics import Tally
+from xds_server.observability.xds_observer import XdsObserver
 from xds_server.resources.capability import Capability
 from xds_server.resources.snapshot import CLUSTER, ENDPOINT
 from xds_server.xds.answer import Protocol
 from xds_server.xds.node import Proxy
-from xds_server.xds_observer import XdsObserver
 
 
 def proxy(capability: Capability = Capability.COMPOSITE) -> Proxy:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from tests.fakes.plans import a_model
+from xds_server.admin.status import gauges_of_fleet, gauges_of_proxies
 from xds_server.core.model import InstanceId, Topology
 from xds_server.core.policy import Policy
 from xds_server.core.sample import EngineFacts, EngineState, GpuFacts, MemoryKind, Sample
 from xds_server.fleet import Fleet
 from xds_server.resources.capability import Capability
-from xds_server.status import gauges_of_fleet, gauges_of_proxies
 from xds_server.xds.answer import Protocol
 from xds_server.xds.node import Proxy
 from xds_server.xds.syncz import ProxyStatus, SyncState, TypeStatus

@@ -17,10 +17,10 @@ from xds_server.config.load import Config, load_file
 from xds_server.config.problems import ConfigError
 from xds_server.config.settings import Settings, require_token
 from xds_server.config.watch import changes
-from xds_server.control_loop import ControlLoop
 from xds_server.ingest.registry import Registry
 from xds_server.ingest.server import TelemetryServer
-from xds_server.metrics import Tally
+from xds_server.loop.control_loop import ControlLoop
+from xds_server.observability.metrics import Tally
 from xds_server.registered import with_registered
 
 

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 from xds_server import __version__
 from xds_server.clock import Clock
-from xds_server.step import Step
+from xds_server.observability.step import Step
 from xds_server.xds.node import Proxy
 
 if TYPE_CHECKING:

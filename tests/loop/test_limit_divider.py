@@ -10,12 +10,12 @@ import pytest
 from xds_server.core.model import Topology
 from xds_server.core.policy import AdmissionPolicy
 from xds_server.ingest.registry import Registry
-from xds_server.limit_divider import LimitDivider
-from xds_server.metrics import Tally
+from xds_server.loop.limit_divider import LimitDivider
+from xds_server.loop.state_file import StateFile
+from xds_server.loop.state_keeper import StateKeeper
+from xds_server.observability.metrics import Tally
 from xds_server.resources.capability import Capability
 from xds_server.resources.snapshot import Resource, Snapshot, TypeSnapshot
-from xds_server.state_file import StateFile
-from xds_server.state_keeper import StateKeeper
 from xds_server.xds.cache import SnapshotCache
 from xds_server.xds.node import Proxy
 

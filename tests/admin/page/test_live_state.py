@@ -7,10 +7,10 @@ import json
 import pytest
 
 from tests.fakes.live_stage import a_model, a_proxy
+from xds_server.admin.live_state import InstanceTexts, LiveState, proxy_texts, written
 from xds_server.core.model import InstanceId
 from xds_server.core.plan import ClassPlan, EndpointHealth, Plan
 from xds_server.core.sample import EngineFacts, GpuFacts, Sample
-from xds_server.live_state import InstanceTexts, LiveState, proxy_texts, written
 from xds_server.xds.syncz import SyncState
 
 

@@ -18,9 +18,9 @@ from fleet_protos.telemetry.v1 import telemetry_pb2 as pb
 from tests.fakes.envoy import eventually
 from tests.fakes.telemetry_client import connected_agent
 from tests.fakes.xds_process import ROOT, command, running_server
+from xds_server.observability.step import Step
+from xds_server.observability.tracing import Tracing, TracingUnavailableError
 from xds_server.resources.snapshot import ENDPOINT
-from xds_server.step import Step
-from xds_server.tracing import Tracing, TracingUnavailableError
 
 ADS = "/envoy.service.discovery.v3.AggregatedDiscoveryService/StreamAggregatedResources"
 INSTANCES = ("a100-0", "a100-1", "l4-0")

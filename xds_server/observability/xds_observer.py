@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from xds_server import logs
 from xds_server.clock import Clock
-from xds_server.metrics import Tally
+from xds_server.observability.metrics import Tally
 from xds_server.resources.capability import Capability
 from xds_server.xds.answer import Protocol
 from xds_server.xds.node import Proxy

@@ -10,7 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import xds_server
 from xds_server import logs
-from xds_server.metrics import METRICS, Exposition, Tally
+from xds_server.observability.metrics import METRICS, Exposition, Tally
 
 
 @pytest.fixture(autouse=True)
@@ -44,7 +44,7 @@ def test_names_follow_the_conventions():
 
 def test_somebody_counts_or_reads_every_name_of_the_table():
     root = Path(xds_server.__file__).parent
-    table = root / "metric_table.py"
+    table = root / "observability/metric_table.py"
     code = "".join(path.read_text() for path in root.rglob("*.py") if path != table)
     assert [name for name in METRICS if f'"{name}"' not in code] == [
         name for name in METRICS if name.startswith("process_")

@@ -9,7 +9,7 @@ import aiohttp
 import pytest
 
 from tests.fakes.live_stage import LiveStage, a_model
-from xds_server.live_page import BEAT_S, MOST_EVENTS
+from xds_server.admin.live_page import BEAT_S, MOST_EVENTS
 
 
 async def message(stream) -> tuple[str, dict]:

@@ -15,8 +15,8 @@ from playwright.async_api import expect
 from tests.fakes.browser import Witness, a_browser, a_page
 from tests.fakes.live_stage import LiveStage, a_model, a_proxy
 from tests.fakes.xds_process import ROOT, running_server
+from xds_server.admin.live_page import MOST_CLIENTS
 from xds_server.core.plan import EndpointHealth, FaultState, Freshness, Level
-from xds_server.live_page import MOST_CLIENTS
 from xds_server.xds.syncz import SyncState
 
 pytestmark = [pytest.mark.browser, pytest.mark.asyncio(loop_scope="module")]

@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry, ProcessCollector, generate_late
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.registry import Collector
 
-from xds_server.metric_table import METRICS, Labels, Metric, Reading
+from xds_server.observability.metric_table import METRICS, Labels, Metric, Reading
 
 __all__ = ["METRICS", "Exposition", "Labels", "Metric", "Reading", "Scrape", "Tally"]
 

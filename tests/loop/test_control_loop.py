@@ -7,13 +7,13 @@ from dataclasses import replace
 import pytest
 
 from xds_server.clock import ManualClock
-from xds_server.control_loop import RETRY_S, ControlLoop
 from xds_server.core.inputs import Drain
 from xds_server.core.model import InstanceId
 from xds_server.core.policy import Policy
 from xds_server.core.sample import EngineFacts, EngineState, Sample
 from xds_server.fleet import Fleet
-from xds_server.metrics import Tally
+from xds_server.loop.control_loop import RETRY_S, ControlLoop
+from xds_server.observability.metrics import Tally
 from xds_server.resources.capability import Capability
 from xds_server.resources.snapshot import ENDPOINT, Resource, Snapshot, TypeSnapshot
 

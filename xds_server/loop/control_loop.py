@@ -20,12 +20,12 @@ from xds_server.core.plan import Event, ModelPlan, Plan
 from xds_server.core.policy import Policy
 from xds_server.core.sample import Sample
 from xds_server.fleet import Fleet, takes_no_traffic
-from xds_server.inbox import Inbox
-from xds_server.metrics import Tally
+from xds_server.loop.inbox import Inbox
+from xds_server.loop.throttle import Throttle
+from xds_server.observability.metrics import Tally
+from xds_server.observability.step import Step
 from xds_server.resources.capability import Capability
 from xds_server.resources.snapshot import PUSH_ORDER, Snapshot
-from xds_server.step import Step
-from xds_server.throttle import Throttle
 
 RETRY_S = 1.0
 """After an exception the loop thinks again this much later, even if nothing arrives."""

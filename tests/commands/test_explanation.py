@@ -1,8 +1,8 @@
 from __future__ import annotations
 
 from tests.fakes.brain import Brain, sample, small_fleet
+from xds_server.commands.explanation import told
 from xds_server.core.explain import explain
-from xds_server.explanation import told
 
 
 def explained(subject: str) -> str:

@@ -7,18 +7,18 @@ import io
 import pytest
 from rich.console import Console
 
-from xds_server.admin_client import AskError, get
+from xds_server.commands.admin_client import AskError, get
+from xds_server.commands.timeline import plain, show_events
 from xds_server.config.load import load_text
 from xds_server.core.inputs import Drain
 from xds_server.core.model import InstanceId
 from xds_server.fleet import Fleet
-from xds_server.history import MOST_TEXT, WEIGHTS_GAP_S, History
-from xds_server.proxy_history import ProxyHistory
+from xds_server.observability.history import MOST_TEXT, WEIGHTS_GAP_S, History
+from xds_server.observability.proxy_history import ProxyHistory
 from xds_server.resources.capability import Capability
 from xds_server.resources.snapshot import CLUSTER, ROUTE
 from xds_server.store.incident import export, markdown
 from xds_server.store.row import Kind, Row
-from xds_server.timeline import plain, show_events
 from xds_server.xds.answer import Protocol
 from xds_server.xds.node import Proxy
 from xds_server.xds.observer import Silent

@@ -1,6 +1,6 @@
 """Every metric of the control plane: name, kind, unit, labels, meaning. The only place that has them.
 
-The exposition (`xds_server.metrics`) and docs/metrics.md are made from this table. The label of an
+The exposition (`xds_server.observability.metrics`) and docs/metrics.md are made from this table. The label of an
 instance is `engine_instance`: `instance` is Prometheus' own label for whom it scraped.
 """
 

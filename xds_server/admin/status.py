@@ -6,7 +6,6 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 from xds_server.config.addresses import format_address
-from xds_server.control_loop import ControlLoop
 from xds_server.core.model import InstanceId
 from xds_server.core.plan import (
     TIER_WEIGHT_TOTAL,
@@ -20,7 +19,8 @@ from xds_server.core.plan import (
 from xds_server.core.sample import Sample
 from xds_server.fleet import instance_plans
 from xds_server.ingest.registry import Registry
-from xds_server.metrics import Reading
+from xds_server.loop.control_loop import ControlLoop
+from xds_server.observability.metrics import Reading
 from xds_server.xds.syncz import ProxyStatus, SyncState, TypeStatus
 
 

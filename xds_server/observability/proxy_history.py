@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from xds_server.history import History
+from xds_server.observability.history import History
 from xds_server.xds.answer import Protocol
 from xds_server.xds.node import Proxy
 from xds_server.xds.observer import Observer

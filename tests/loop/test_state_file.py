@@ -7,8 +7,8 @@ import os
 import pytest
 
 from xds_server.core.model import Instance, InstanceId, ModelName, TierName
+from xds_server.loop.state_file import StateError, StateFile, dump_registered, load_registered
 from xds_server.registered import Registered
-from xds_server.state_file import StateError, StateFile, dump_registered, load_registered
 
 ENTRY = Registered(
     model=ModelName("chat"),
