@@ -33,3 +33,20 @@ def test_proxies_are_told_apart():
     demand.add("a", 90, 0.0)
     demand.add("b", 10, 0.0)
     assert demand.rates(WINDOW_S) == {"a": pytest.approx(9.0), "b": pytest.approx(1.0)}
+
+
+def test_silence_before_a_burst_does_not_thin_it_out():
+    demand = Demand()
+    demand.add("a", 10, 0.0)
+    assert demand.rates(WINDOW_S) == {"a": pytest.approx(1.0)}
+    returned = 5 * WINDOW_S
+    demand.add("a", 100, returned)
+    assert demand.rates(returned + 1) == {"a": 0.0}, "the last whole window was silent"
+    assert demand.rates(returned + WINDOW_S) == {"a": pytest.approx(10.0)}
+
+
+def test_proxies_that_left_are_forgotten_though_nobody_asks():
+    demand = Demand()
+    for number in range(1000):
+        demand.add(f"pod-{number}", 1, float(number))
+    assert len(demand._windows) < 2 * FORGOTTEN_S
