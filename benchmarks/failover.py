@@ -1,6 +1,9 @@
 """What clients get when engines fail and nobody steers: the control plane is killed with -9 first.
 
-Every case has a chain of its own behind one Envoy: two engines per tier, two tiers and the static answer, header
+`live_streams` comes before that: the control plane lives, agents' samples move weights, an operator drains one
+instance, and another one fails and recovers, all while streams are open on every instance.
+
+Every other case has a chain of its own behind one Envoy: two engines per tier, two tiers and the static answer, header
 time-out 3 s, defaults otherwise. *Attempts* are requests that reached an engine, counted by the engines;
 *tries* are Envoy's, as `x-attempt-count` says them, the static answer included. A refused connection reaches no engine.
 Latencies contain the Python client and the engines, which share one process.
@@ -18,10 +21,10 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.rig import percentile
-from tests.fakes.chain import Answer, chain_lab
+from tests.fakes.chain import Answer
+from tests.fakes.live_streams import FALLBACK, PRIMARY, live_streams
 from tests.fakes.orphan import Chain, orphaned_chains
 from tests.fakes.scripted_engine import ScriptedEngine
-from xds_server.core.plan import EndpointHealth
 
 HEADER_TIMEOUT_S = 3.0
 CLIENTS = 20
@@ -155,41 +158,23 @@ async def once_ejected(
     }
 
 
-async def live_streams(folder: Path, streams: int, pushes: int) -> dict[str, Any]:
-    """Keep streams running across weight pushes, a drain and a recovery."""
-    engines = [ScriptedEngine(BIG, chunks=60, pause_s=0.1) for _ in range(2)]
-    async with chain_lab(folder, tiers=[engines, [ScriptedEngine(SMALL)]]) as lab:
-        running = [asyncio.create_task(lab.ask(stream=True)) for _ in range(streams)]
-
-        async def arrived() -> bool:
-            return sum(engine.requests for engine in engines) == streams
-
-        await lab.envoy.until(arrived, what="every stream")
-        for number in range(pushes):
-            share = number % 10 * 100
-            lab.plan([1000 - share, share, 0], weights={"primary-0": 500 + number})
-            await asyncio.sleep(0.03)
-        for health in (EndpointHealth.DRAINING, EndpointHealth.UNHEALTHY):
-            lab.plan(health={"primary-0": health})
-            await asyncio.sleep(0.3)
-        for weight in (100, 300, 1000):
-            lab.plan(weights={"primary-0": weight})
-            await asyncio.sleep(0.2)
-        still_running = sum(not each.done() for each in running)
-        answers = await asyncio.gather(*running, return_exceptions=True)
-    whole = [a for a in answers if isinstance(a, Answer) and len(a.events) == 61]
+async def live(folder: Path, streams: int, pushes: int) -> dict[str, Any]:
+    """Keep streams open across what the real control plane decides: pushes, a drain, a fault, a recovery."""
+    run = await live_streams(folder, streams=streams, pushes=pushes)
     return {
-        "streams": streams,
-        "pushes": pushes,
-        "running_after_the_last_push": still_running,
-        "cut": streams - len(whole),
+        "streams": run.streams,
+        "pushes": run.pushes,
+        "seconds": run.seconds,
+        "cut": run.cut,
+        "short_requests_meanwhile": run.others.total(),
+        "answered_by_an_engine": sum(run.others[name] for name in (*PRIMARY, *FALLBACK)),
     }
 
 
 async def _run(*, quick: bool) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as name:
         (Path(name) / "streams").mkdir()
-        streams = await live_streams(Path(name) / "streams", *((10, 20) if quick else (50, 100)))
+        streams = await live(Path(name) / "streams", *((10, 20) if quick else (50, 100)))
         rows = await ways_down(Path(name), 60 if quick else 1000)
     return {"live_streams": streams, **rows}
 

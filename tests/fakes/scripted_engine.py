@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import socket
 from collections.abc import AsyncIterator, Mapping
@@ -23,6 +24,8 @@ class ScriptedEngine:
     chunks: int = 3
     pause_s: float = 0.0
     """Between chunks of a stream."""
+    until: asyncio.Event | None = None
+    """Streams go on until this is set, however many chunks that takes."""
     cut_after: int | None = None
     """A stream breaks off after this many chunks."""
     error_event: bool = False
@@ -108,7 +111,9 @@ class ScriptedEngine:
     async def _stream(self, request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse(headers={"content-type": "text/event-stream", **self.headers})
         await response.prepare(request)
-        for index in range(self.chunks):
+        for index in itertools.count():
+            if index >= self.chunks if self.until is None else self.until.is_set():
+                break
             chunk = {"model": self.model, "choices": [{"delta": {"content": str(index)}}]}
             await response.write(f"data: {json.dumps(chunk)}\n\n".encode())
             if index + 1 == self.cut_after:
