@@ -258,3 +258,15 @@ def test_whoever_comes_and_goes_half_a_minute_admits_at_most_five_percent_too_mu
         )
         given_away = sum(gift for at, gift in gifts if at > since)
         assert filled + given_away + full <= 1.05 * span + 1e-6
+
+
+def test_after_everybody_left_the_first_who_comes_back_is_not_given_everything():
+    shares = divided("a", "b")
+    shares.update([], {}, 40.0)
+    assert shares.update([], {}, 40.0 + POLICY.absent_s)
+    back = 1000.0
+    shares.update(["a"], {}, back)
+    shares.update(["a", "b"], {}, back + SETTLE / 2)
+    assert sum(shares.parts.values()) <= RESERVE, "others may be on their way"
+    shares.update(["a", "b"], {}, back + 2 * SETTLE)
+    assert shares.parts == {"a": 0.5, "b": 0.5}

@@ -110,6 +110,7 @@ class Shares:
     def _due(self, now: float) -> float | None:
         """Return when to divide anew; None when there is no reason to."""
         if not self._present:
+            self._changed_first = None  # Whoever comes next is not late for what happened before.
             return None
         if self._changed_first is not None:
             due = min(
