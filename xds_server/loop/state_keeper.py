@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 import time
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
@@ -54,6 +55,7 @@ class StateKeeper:
         self._read: dict[str, Any] | None = None
         self._is_failing = False
         self._cost_s = 0.0
+        self._writing = threading.Lock()
         self._log = logs.get("state")
 
     def read(self) -> None:
@@ -142,11 +144,13 @@ class StateKeeper:
         self._is_failing = True
 
     def _write(self, data: dict[str, Any]) -> None:
-        started = time.thread_time()
-        try:
-            self.file.write(data)
-        finally:
-            self._cost_s = time.thread_time() - started
+        # The end of the process cancels `keep`, but not its thread: what that writes is older than the last write.
+        with self._writing:
+            started = time.thread_time()
+            try:
+                self.file.write(data)
+            finally:
+                self._cost_s = time.thread_time() - started
 
     def _say_unusable(self, reason: str) -> None:
         path = str(self.file.path)
