@@ -275,7 +275,23 @@ async def test_a_new_kind_of_proxy_gets_its_own_resources(topology):
     await rig.loop.add_capability(Capability.AGGREGATE)
     rig.turn()
     assert [which for _, which, _ in rig.published] == [Capability.AGGREGATE]
-    assert len(rig.builders) == 3
+    assert len(rig.builders) == 2, "what others are served is not made anew"
+
+
+async def test_a_kind_of_proxy_whose_resources_cannot_be_made_is_tried_again(topology, monkeypatch):
+    rig = await Rig(topology("a")).warm()
+    make = rig.loop._make_builder
+
+    def refuse(*_):
+        raise MemoryError("not now")
+
+    monkeypatch.setattr(rig.loop, "_make_builder", refuse)
+    with pytest.raises(MemoryError):
+        await rig.loop.add_capability(Capability.AGGREGATE)
+    monkeypatch.setattr(rig.loop, "_make_builder", make)
+    await rig.loop.add_capability(Capability.AGGREGATE)
+    rig.turn()
+    assert [which for _, which, _ in rig.published] == [Capability.AGGREGATE]
 
 
 async def test_the_running_loop_sleeps_and_wakes_by_itself(topology):

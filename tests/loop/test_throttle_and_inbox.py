@@ -143,3 +143,15 @@ def test_what_proxies_saw_against_an_instance_does_not_wait_and_praise_does():
     assert inbox.is_urgent
     assert waker.count == 2
     assert [each.cause for each in inbox.take()] == ["", "", "proxies_failure_rate"]
+
+
+def test_an_instance_that_left_and_came_back_is_faulty_anew():
+    inbox = Inbox(Waker())
+    inbox.offer(sample("a", DOWN))
+    inbox.offer(sample("b", DOWN))
+    inbox.take()
+    inbox.keep({InstanceId("b")})
+    inbox.offer(sample("b", DOWN))
+    assert not inbox.is_urgent, "it was known to be down"
+    inbox.offer(sample("a", DOWN))
+    assert inbox.is_urgent

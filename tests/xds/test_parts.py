@@ -137,3 +137,18 @@ async def test_a_refused_part_is_kept_out_and_the_last_good_one_stays() -> None:
         assert (status.state, status.error_names) == (SyncState.ERROR, ("limits",))
         cache.divide({"proxy-1": 0.8})
         assert b"part 0.8" in (await stream.response()).SerializeToString()
+
+
+def test_limiters_that_only_differ_in_small_parts_are_served_all_the_same():
+    """A larger `largest_request_tokens` moves no bucket of a proxy that is alone, and those of all others."""
+
+    def other(part: float) -> TypeSnapshot:
+        body = f"part {part:g}" + ("" if part == 1.0 else ", larger")
+        return TypeSnapshot(EXTENSION_CONFIG, {"limits": Resource.of("limits", body.encode())})
+
+    cache = SnapshotCache()
+    cache.divide({"a": 0.5, "b": 0.5})
+    cache.publish(GROUP, world())
+    assert served(cache, "a") == b"part 0.5"
+    cache.publish(GROUP, Snapshot(world().types, other))
+    assert served(cache, "a") == b"part 0.5, larger"

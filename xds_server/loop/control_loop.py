@@ -25,7 +25,7 @@ from xds_server.loop.throttle import Throttle
 from xds_server.observability.metrics import Tally
 from xds_server.observability.step import Step
 from xds_server.resources.capability import Capability
-from xds_server.resources.snapshot import PUSH_ORDER, Snapshot
+from xds_server.resources.snapshot import Snapshot
 
 RETRY_S = 1.0
 """After an exception the loop thinks again this much later, even if nothing arrives."""
@@ -146,6 +146,7 @@ class ControlLoop:
             self._builders = builders
             self._published = None
             names = {each.id for _, _, each in topology.instances()}
+            self._inbox.keep(names)
             self.latest = {name: each for name, each in self.latest.items() if name in names}
         self.force()
 
@@ -154,8 +155,11 @@ class ControlLoop:
         async with self._reconfiguring:
             if capability in self._capabilities:
                 return
+            builder = await asyncio.to_thread(
+                self._make_builder, self.fleet.topology, self.fleet.policy, capability
+            )
             self._capabilities = (*self._capabilities, capability)
-            self._builders = await self._make_builders(self.fleet.topology, self.fleet.policy)
+            self._builders = {**self._builders, capability: builder}
             self._published = None
         self.force()
 
@@ -282,7 +286,8 @@ class ControlLoop:
         for capability, builder in self._builders.items():
             try:
                 snapshot = builder.build(plan)
-                if _is_same(self.snapshots.get(capability), snapshot):
+                before = self.snapshots.get(capability)
+                if before is snapshot or (before is not None and before.is_same(snapshot)):
                     continue
                 self._publish(capability, snapshot)
             except Exception:  # noqa: BLE001 - the loop survives whatever happens
@@ -315,11 +320,3 @@ class ControlLoop:
             }
 
         return await asyncio.to_thread(make)
-
-
-def _is_same(before: Snapshot | None, after: Snapshot) -> bool:
-    if before is None:
-        return False
-    if before is after:
-        return True
-    return all(before.of_type(url).version == after.of_type(url).version for url in PUSH_ORDER)

@@ -5,7 +5,7 @@ Ten thousand samples a second cost one dictionary write each; the loop is woken 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from xds_server.core.inputs import Drain, Evidence, Force, Input
 from xds_server.core.model import InstanceId
@@ -61,6 +61,10 @@ class Inbox:
             self.is_urgent = True
         if is_first or evidence.is_failing:
             self._wake()
+
+    def keep(self, instances: Collection[InstanceId]) -> None:
+        """Forget which other instances were faulty: one that comes back under its name is another one."""
+        self._faulty.intersection_update(instances)
 
     def take(self) -> list[Input]:
         """Hand everything over, oldest first."""

@@ -75,6 +75,14 @@ class Snapshot:
         """Version of each type that has a resource, found once for all streams."""
         return {name: each.version for name, each in self.types.items() if each.resources}
 
+    def is_same(self, other: Snapshot) -> bool:
+        """Whether every proxy is served the same by both.
+
+        Limiters that are equal for a proxy that is alone may differ for others (`largest_request_tokens` shows in
+        small parts only), so other limiters are taken as different.
+        """
+        return self.versions == other.versions and self.limiters == other.limiters
+
     def of_type(self, type_url: str) -> TypeSnapshot:
         """Return the resources of a type, which may be none."""
         return self.types.get(type_url) or TypeSnapshot(type_url, {})

@@ -28,7 +28,7 @@ class SnapshotCache:
     def publish(self, capability: Capability, snapshot: Snapshot) -> None:
         """Serve a snapshot from now on and wake all streams of the group; equal content does nothing."""
         previous = self._snapshots.get(capability)
-        if previous is not None and previous.versions == snapshot.versions:
+        if previous is not None and previous.is_same(snapshot):
             return
         self._snapshots[capability] = snapshot
         self._for_parts.clear()
