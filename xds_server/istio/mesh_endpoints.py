@@ -1,0 +1,97 @@
+"""The endpoints of our tiers once more, under the names of the mesh's clusters.
+
+An Envoy gets endpoints only by asking for their names, so those of a mesh cost the other proxies nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from typing import Protocol
+
+from xds_server.core.model import Topology
+from xds_server.core.plan import Plan
+from xds_server.core.policy import Policy
+from xds_server.resources.capability import Capability
+from xds_server.resources.proto import ClusterLoadAssignment, serialize
+from xds_server.resources.snapshot import ENDPOINT, Resource, Snapshot, TypeSnapshot
+
+Aliases = Mapping[str, tuple[str, ...]]
+"""Names of the mesh by the name of the tier's cluster (`resources.names.cluster_name`)."""
+
+
+class Builder(Protocol):
+    """Turns plans into the resources of one capability; as the control loop's."""
+
+    def build(self, plan: Plan) -> Snapshot:
+        """Return the resources; what did not change is the same object as before."""
+        ...
+
+
+MakeBuilder = Callable[[Topology, Policy, Capability], Builder]
+
+
+class MeshEndpoints:
+    """A builder whose snapshots also have the endpoints by the names of the mesh.
+
+    Not for use by two threads at once.
+    """
+
+    def __init__(self, builder: Builder, aliases: Aliases) -> None:
+        self._builder = builder
+        self._aliases = aliases
+        self._before: Snapshot | None = None
+        self._after: Snapshot | None = None
+        self._copies: dict[str, tuple[Resource, Resource]] = {}
+
+    def build(self, plan: Plan) -> Snapshot:
+        """Return the snapshot of a plan; the same object while nothing served changes.
+
+        Raises:
+            PlanMismatchError: As the builder inside.
+        """
+        snapshot = self._builder.build(plan)
+        if snapshot is not self._before or self._after is None:
+            self._after = self._extended(snapshot)
+            self._before = snapshot
+        return self._after
+
+    def _extended(self, snapshot: Snapshot) -> Snapshot:
+        own = snapshot.of_type(ENDPOINT).resources
+        named = dict(own)
+        for tier, names in self._aliases.items():
+            found = own.get(tier)
+            if found is not None:
+                named.update((name, self._copy(found, name)) for name in names)
+        return replace(snapshot, types={**snapshot.types, ENDPOINT: TypeSnapshot(ENDPOINT, named)})
+
+    def _copy(self, found: Resource, name: str) -> Resource:
+        """Return the assignment under another name; the same object while it is the same."""
+        before = self._copies.get(name)
+        if before is not None and before[0] is found:
+            return before[1]
+        table = ClusterLoadAssignment.FromString(found.body)
+        table.cluster_name = name
+        made = Resource.of(name, serialize(table))
+        self._copies[name] = (found, made)
+        return made
+
+
+def with_mesh_endpoints(
+    make_builder: MakeBuilder, aliases: Callable[[], Iterable[tuple[str, str]]]
+) -> MakeBuilder:
+    """Return a maker of builders that serve tiers under the names of the mesh as well.
+
+    Args:
+        make_builder: Makes the builders that know our own names.
+        aliases: Called for every new builder; pairs of a tier's cluster and its name in the mesh.
+    """
+
+    def make(topology: Topology, policy: Policy, capability: Capability) -> Builder:
+        builder = make_builder(topology, policy, capability)
+        names: dict[str, tuple[str, ...]] = {}
+        for tier, name in aliases():
+            names[tier] = (*names.get(tier, ()), name)
+        return MeshEndpoints(builder, names) if names else builder
+
+    return make
