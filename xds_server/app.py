@@ -35,6 +35,7 @@ from xds_server.fleet import Fleet
 from xds_server.ingest.registry import Registry
 from xds_server.ingest.server import SERVICE, TelemetryServer
 from xds_server.listening import StartError, bound, listen_for_xds
+from xds_server.istio.parts import IstioParts
 from xds_server.loop.control_loop import ControlLoop
 from xds_server.loop.limit_divider import LimitDivider
 from xds_server.loop.state_file import StateFile
@@ -113,7 +114,7 @@ class App:
             capabilities=(Capability.COMPOSITE,),
         )
         self.loop.on_event = self.history.decided
-        self.loop.on_plan = self.history.planned
+        self.loop.subscribe(self.history.planned)
         self._tracing = self._trace(counting)
         self.divider = LimitDivider(
             cache=self.cache,
@@ -174,6 +175,7 @@ class App:
             switched=self.state.changed.set,
         )
         self.topology.on_reloaded = self._reloaded
+        self.istio = IstioParts(lambda: self.topology.config, self.loop, self.tally, self.history)
         self.topology.on_refused = self.history.refused
         self.recorder = Recorder(
             fleet=lambda: self.loop.fleet,
@@ -217,6 +219,7 @@ class App:
         )  # First: a port in use is told before anything slow.
         await self.loop.prepare()
         self.loop.step()
+        self.istio.listen()
         if self._is_restored:
             self._warm_up("restored")
             self.loop.step()
@@ -302,6 +305,7 @@ class App:
             "history": self.history.keep,
         }
 
+            **self.istio.tasks(),
     async def _add_services(self, server: Any) -> Health:
         server.add_generic_rpc_handlers(
             (*self.xds.handlers(), self.telemetry.handlers(), *self.evidence.handlers())
@@ -490,6 +494,7 @@ class App:
         yield from self.intake.readings()
         yield from self.pulse.readings()
         yield from self.store.readings()
+        yield from self.istio.readings()
 
     def _many_gauges(self) -> Iterator[Reading]:
         fleet, latest = self.loop.fleet, dict(self.loop.latest)

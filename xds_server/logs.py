@@ -45,6 +45,7 @@ STORE_BEGUN_ANEW = "store_begun_anew"
 STORE_ROW_REFUSED = "store_row_refused"
 DRAIN_REQUESTED = "drain_requested"
 FORCE_REQUESTED = "force_requested"
+PLAN_LISTENER_FAILED = "plan_listener_failed"
 
 
 def set_up(*, style: str, level: str, stream: TextIO | None = None) -> None:

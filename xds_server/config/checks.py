@@ -15,6 +15,8 @@ from xds_server.config.answer_checks import check_answer
 from xds_server.config.answer_checks import doubts as answer_doubts
 from xds_server.config.class_checks import check_classes
 from xds_server.config.class_checks import doubts as class_doubts
+from xds_server.config.istio_checks import check_istio
+from xds_server.config.istio_checks import doubts as istio_doubts
 from xds_server.config.limit_checks import check_limits
 from xds_server.config.limit_checks import doubts as limit_doubts
 from xds_server.config.problems import MISSING, Problem, join
@@ -29,6 +31,7 @@ def check(raw: dict[str, Any]) -> Iterator[Problem]:
     for path, answer in _answers(raw):
         yield from check_answer(path, answer, _class_names(raw))
     yield from check_limits(raw)
+    yield from check_istio(raw)
     policy = raw.get("policy")
     yield from _check_policy(policy if isinstance(policy, dict) else {})
 
@@ -39,6 +42,7 @@ def doubts(raw: dict[str, Any]) -> Iterator[Problem]:
         yield from answer_doubts(path, answer)
     yield from limit_doubts(raw)
     yield from class_doubts(raw)
+    yield from istio_doubts(raw)
 
 
 def _answers(raw: dict[str, Any]) -> Iterator[tuple[str, Any]]:

@@ -23,9 +23,18 @@ def differences(before: Config, after: Config) -> list[str]:
         *_values("", _Parts(before.topology), _Parts(after.topology)),
         *_values("policy", _Parts(before.policy), _Parts(after.policy)),
         *_values("server", before.server, after.server),
+        *_values("istio", _istio(before), _istio(after)),
     ]
     more = len(lines) - MOST
     return [*lines[:MOST], f"and {more} more"] if more > 0 else lines
+
+
+def _istio(config: Config) -> dict[str, Any]:
+    """Return the section with its models by name."""
+    if config.istio is None:
+        return {}
+    section = config.istio.model_dump(exclude_none=True)
+    return {**section, "models": {each["model"]: each for each in section["models"]}}
 
 
 class _Parts(dict[str, Any]):

@@ -10,9 +10,10 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
-from xds_server.config import schema
+from xds_server.config import schema, values
 from xds_server.config.addresses import parse_address
 from xds_server.config.checks import check, doubts
+from xds_server.config.istio_schema import PATTERN_RULES, IstioSection
 from xds_server.config.mirror import to_policy
 from xds_server.config.problems import MISSING, ConfigError, Problem, join
 from xds_server.core.limits import Limit, Tenant, TenantName, Tenants
@@ -47,6 +48,8 @@ class Config:
     policy: Policy
     server: dict[str, Any]
     """The `server` section as far as it was written; see `settings.py`."""
+    istio: IstioSection | None = None
+    """The `istio` section as it was written; `xds_server.istio.mesh` makes values of it."""
     text: str = field(default="", repr=False, compare=False)
     """The file as it was read."""
     doubts: tuple[Problem, ...] = field(default=(), compare=False)
@@ -56,6 +59,11 @@ class Config:
     def discovers(self) -> bool:
         """Whether agents may register instances."""
         return any(tier.discovers for model in self.topology.models for tier in model.tiers)
+
+    @property
+    def at_start(self) -> tuple[Any, ...]:
+        """What is read once, when the process starts: the settings, and which ways lead to an Istio mesh."""
+        return self.server, None if self.istio is None else self.istio.routes()
 
 
 def load_file(path: Path) -> Config:
@@ -104,6 +112,7 @@ def load_text(text: str, *, source: str = "config") -> Config:
         topology=_topology(document),
         policy=to_policy(Policy, document.policy),
         server=document.server.model_dump(exclude_none=True),
+        istio=document.istio,
         text=text,
         doubts=tuple(doubts(raw)),
     )
@@ -159,7 +168,7 @@ def problems_of(error: ValidationError) -> Iterator[Problem]:
     for each in error.errors(include_url=False):
         path = ""
         for part in each["loc"]:
-            if part not in (schema.LIST, schema.MAPPING):
+            if part not in (values.LIST, values.MAPPING):
                 path = join(path, part)
         value = MISSING if each["type"] == "missing" else each["input"]
         yield Problem.of(path, value, _expected(each))
@@ -197,11 +206,13 @@ def _expected(error: Any) -> str:
         case "string_too_short":
             return "text that is not empty"
         case "string_pattern_mismatch":
-            if context["pattern"] == schema.NAME_PATTERN:
-                return f"a name: {schema.NAME_RULE}"
-            if context["pattern"] == schema.HEADER_PATTERN:
+            if context["pattern"] == values.NAME_PATTERN:
+                return f"a name: {values.NAME_RULE}"
+            if context["pattern"] in PATTERN_RULES:
+                return PATTERN_RULES[context["pattern"]]
+            if context["pattern"] == values.HEADER_PATTERN:
                 return "the name of a header"
-            if context["pattern"] == schema.LANGUAGE_PATTERN:
+            if context["pattern"] == values.LANGUAGE_PATTERN:
                 return "a language as in Accept-Language, like de or pt-BR"
             return "a path that starts with /"
         case "literal_error" | "enum":
@@ -227,7 +238,7 @@ def _schema_at(loc: tuple[Any, ...]) -> dict[str, Any] | None:
     root = schema.json_schema()
     nodes = [root]
     for part in loc:
-        if part in (schema.LIST, schema.MAPPING):
+        if part in (values.LIST, values.MAPPING):
             continue
         key = "items" if isinstance(part, int) else part
         nodes = [

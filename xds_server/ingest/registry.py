@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from xds_server.config.addresses import parse_endpoint
-from xds_server.config.schema import NAME_PATTERN, NAME_RULE
+from xds_server.config.values import NAME_PATTERN, NAME_RULE
 from xds_server.core.model import Instance, InstanceId, ModelName, Tier, TierName, Topology
 from xds_server.ingest.decode import Claim, Hello
 from xds_server.registered import Registered

@@ -64,8 +64,6 @@ class ControlLoop:
         self.is_warm = False
         self.on_published: Callable[[frozenset[InstanceId]], None] = lambda _: None
         """Told the instances that take no traffic, after each publication that changes them."""
-        self.on_plan: Callable[[Plan], None] = lambda _: None
-        """Told every plan."""
         self.on_event: Callable[[Event], None] = lambda _: None
         """Told everything that happened, once it is counted and logged."""
         self.on_step: Callable[[Step], None] | None = None
@@ -92,7 +90,12 @@ class ControlLoop:
         self._published: tuple[ModelPlan, ...] | None = None
         self._drained: frozenset[InstanceId] = frozenset()
         self._reconfiguring = asyncio.Lock()
+        self._listeners: list[Callable[[Plan], None]] = []
         self._log = logs.get("loop")
+
+    def subscribe(self, listener: Callable[[Plan], None]) -> None:
+        """Tell `listener` every plan from now on, also before proxies are answered (`is_warm`)."""
+        self._listeners.append(listener)
 
     def offer(self, sample: Sample) -> None:
         """Take a sample in."""
@@ -248,8 +251,16 @@ class ControlLoop:
                 plan = self._try([each], now) or plan
         if plan is not None:
             self._deadline = float("inf") if plan.next_deadline is None else plan.next_deadline
-            self.on_plan(plan)
+            self._spread(plan)
         return plan
+
+    def _spread(self, plan: Plan) -> None:
+        for listener in self._listeners:
+            try:
+                listener(plan)
+            except Exception:  # noqa: BLE001 - what one does with it is no other's trouble
+                self._tally.add("fleet_control_loop_errors_total", "listener")
+                self._log.exception(logs.PLAN_LISTENER_FAILED)
 
     def _try(self, inputs: Sequence[Input], now: float) -> Plan | None:
         self._tally.add("fleet_evaluations_total")

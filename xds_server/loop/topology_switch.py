@@ -99,7 +99,7 @@ class TopologySwitch:
         config = load_file(self._path)
         require_token(self._settings, discovers=config.discovers)
         changed = differences(self.config, config)
-        if config.server != self.config.server:
+        if config.at_start != self.config.at_start:
             note = "they take effect at the next start"
             self._log.warning(logs.SERVER_SETTINGS_CHANGED, note=note)
         async with self._lock:

@@ -161,6 +161,10 @@ class History:
         """Note what became of a proxy."""
         self._row(Kind.PROXY, name, proxy=proxy, text=text, data=data)
 
+    def mesh(self, name: str, text: str = "", *, model: str = "", **data: Any) -> None:
+        """Note what an Istio mesh was told, or made of it."""
+        self._row(Kind.MESH, name, model=model, text=text, data=data)
+
     def _place(self, instance: InstanceId) -> tuple[str, str]:
         for model, tier, each in self._topology().instances():
             if each.id == instance:

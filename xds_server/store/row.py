@@ -24,6 +24,8 @@ class Kind(StrEnum):
     """A person ordered something."""
     PROCESS = "process"
     """The control plane started or ended."""
+    MESH = "mesh"
+    """What an Istio mesh was told, refused, or did not follow."""
     STORE = "store"
     """This history itself had trouble."""
 

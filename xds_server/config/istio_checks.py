@@ -1,0 +1,201 @@
+"""What the `istio` section means together with the models: names, hosts, subsets."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from xds_server.config.addresses import parse_address
+from xds_server.config.problems import MISSING, Problem, join
+
+OBJECT_PREFIX = "gpu-xds-"
+
+
+def object_name(model: str) -> str:
+    """Return the name of the objects of a model that are not given one: RFC 1123 has no capitals and no `_`."""
+    return OBJECT_PREFIX + re.sub(r"[^a-z0-9.-]|\.(?=[.-])|(?<=-)\.", "-", model.lower())
+
+
+def check_istio(raw: dict[str, Any]) -> Iterator[Problem]:
+    """Yield every problem between values that are each well-formed."""
+    claimed: dict[tuple[str, ...], str] = {}
+    hosts = _Hosts()
+    known = _known(raw)
+    for path, model in _models(raw):
+        name = model.get("model")
+        if isinstance(name, str) and name not in known:
+            yield Problem.of(join(path, "model"), name, f"one of the models: {', '.join(known)}")
+            continue
+        yield from _claim(claimed, ("model", name), join(path, "model"), name)
+        made = model.get("name") or (object_name(name) if isinstance(name, str) else None)
+        key = ("object", model.get("namespace"), made)
+        yield from _claim(claimed, key, join(path, "name"), made)
+        if model.get("delegate") is True:
+            if "gateways" in model:
+                expected = "no gateways: those of the VirtualService that delegates to it count"
+                yield Problem.of(join(path, "gateways"), model["gateways"], expected)
+        else:
+            for gateway in _list(model.get("gateways", ["mesh"])):
+                key = ("host", str(gateway), model.get("host"))
+                yield from _claim(claimed, key, join(path, "host"), model.get("host"))
+        if isinstance(name, str):
+            yield from _check_tiers(join(path, "tiers"), model.get("tiers"), known[name])
+        for where, tier in _mapped(path, model):
+            yield from hosts.check(where, tier)
+    yield from _check_source(raw)
+
+
+def doubts(raw: dict[str, Any]) -> Iterator[Problem]:
+    """Yield what works and is hardly meant in a document without problems."""
+    known = _known(raw)
+    for path, model in _models(raw):
+        for name, tier in known[model["model"]].items():
+            if tier.get("answer") is not None and name not in model["tiers"]:
+                expected = (
+                    "a host that gives the static answer: without one its share stays with the tier before, "
+                    "and load is not shed until every tier is down"
+                )
+                yield Problem.of(join(join(path, "tiers"), name), MISSING, expected)
+        for where, tier in _mapped(path, model):
+            if tier.get("subset") and not tier.get("labels"):
+                expected = (
+                    f"a DestinationRule of {tier['host']} in the mesh that has this subset (503 without one); "
+                    "or give its labels, and we make one"
+                )
+                yield Problem.of(join(where, "subset"), tier["subset"], expected)
+    source = _section(_section(raw, "istio"), "config_source")
+    listen = source.get("listen")
+    if listen and "certificate_file" not in source:
+        host, _ = parse_address(listen, lowest_port=0)
+        if not ipaddress.ip_address(host).is_loopback:
+            expected = (
+                "certificate_file, or an address that only istiod reaches: it names no identity"
+            )
+            yield Problem.of("istio.config_source.listen", listen, expected)
+
+
+def _check_tiers(path: str, written: Any, known: dict[str, dict[str, Any]]) -> Iterator[Problem]:
+    if not isinstance(written, dict):
+        return
+    for name, tier in written.items():
+        if name not in known:
+            expected = f"one of the model's tiers: {', '.join(known)}"
+            yield Problem.of(join(path, str(name)), str(name), expected)
+        elif (
+            isinstance(tier, dict)
+            and tier.get("endpoints") == "instances"
+            and known[name].get("answer") is not None
+        ):
+            expected = "mesh: a static tier has no instances that could be endpoints"
+            yield Problem.of(join(join(path, name), "endpoints"), "instances", expected)
+    for name, tier in known.items():
+        if tier.get("answer") is None and name not in written:
+            yield Problem.of(join(path, name), MISSING, "required: the host of this tier")
+    places: dict[tuple[str, ...], str] = {}
+    for name, tier in written.items():
+        if isinstance(tier, dict) and isinstance(tier.get("host"), str):
+            key = (tier["host"], str(tier.get("subset")), str(tier.get("port")))
+            where = join(path, str(name))
+            first = places.setdefault(key, where)
+            if first != where:
+                expected = f"another host, subset or port than {first}: the same pods are one tier"
+                yield Problem.of(join(where, "host"), tier["host"], expected)
+
+
+class _Hosts:
+    """What tiers say about the hosts that they share."""
+
+    def __init__(self) -> None:
+        self._endpoints: dict[str, tuple[str, str]] = {}
+        self._labels: dict[tuple[str, str], tuple[dict[str, Any], str]] = {}
+        self._whole: dict[str, str] = {}
+
+    def check(self, where: str, tier: dict[str, Any]) -> Iterator[Problem]:
+        """Yield what is wrong with a tier's place, alone and next to those before."""
+        host, subset, labels = tier.get("host"), tier.get("subset"), tier.get("labels")
+        endpoints = tier.get("endpoints", "mesh")
+        if labels and not subset:
+            yield Problem.of(join(where, "labels"), labels, "a subset that has these labels")
+        if endpoints == "instances":
+            if tier.get("port") is None:
+                expected = "required: the port that clients call, because the endpoints are ours"
+                yield Problem.of(join(where, "port"), MISSING, expected)
+            if subset and not labels:
+                expected = "the labels of the subset, because the endpoints that have them are ours"
+                yield Problem.of(join(where, "labels"), MISSING, expected)
+        if not isinstance(host, str):
+            return
+        said, first = self._endpoints.setdefault(host, (endpoints, where))
+        if said != endpoints:
+            expected = f"{said}, as for the same host (see {first})"
+            yield Problem.of(join(where, "endpoints"), endpoints, expected)
+        elif endpoints == "instances" and not subset:
+            whole = self._whole.setdefault(host, where)
+            if whole != where:
+                expected = f"a subset with labels: without one its endpoints are those of {whole}"
+                yield Problem.of(join(where, "subset"), MISSING, expected)
+        if isinstance(subset, str) and isinstance(labels, dict) and labels:
+            other, first = self._labels.setdefault((host, subset), (labels, where))
+            if other != labels:
+                expected = f"the same labels as the same subset (see {first})"
+                yield Problem.of(join(where, "labels"), labels, expected)
+
+
+def _check_source(raw: dict[str, Any]) -> Iterator[Problem]:
+    source = _section(_section(raw, "istio"), "config_source")
+    for one, other in (("certificate_file", "key_file"), ("key_file", "certificate_file")):
+        if source.get(one) is not None and source.get(other) is None:
+            expected = f"required: {one} is of no use alone"
+            yield Problem.of(join("istio.config_source", other), MISSING, expected)
+
+
+def _claim(
+    claimed: dict[tuple[str, ...], str], key: tuple[Any, ...], path: str, shown: Any
+) -> Iterator[Problem]:
+    if not all(isinstance(part, str) for part in key):
+        return
+    first = claimed.setdefault(key, path)
+    if first != path:
+        what = {
+            "model": "a model that is not listed yet",
+            "object": "a name that no other object of this namespace has",
+            "host": "a host that no other model has: of two VirtualServices the mesh takes one",
+        }[key[0]]
+        yield Problem.of(path, shown, f"{what} (see {first})")
+
+
+def _known(raw: dict[str, Any]) -> dict[str, dict[str, dict[str, Any]]]:
+    """Return the tiers of every model by name."""
+    return {
+        model["name"]: {
+            tier["name"]: tier
+            for tier in _list(model.get("tiers"))
+            if isinstance(tier, dict) and isinstance(tier.get("name"), str)
+        }
+        for model in _list(raw.get("models"))
+        if isinstance(model, dict) and isinstance(model.get("name"), str)
+    }
+
+
+def _models(raw: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    for index, each in enumerate(_list(_section(raw, "istio").get("models"))):
+        if isinstance(each, dict):
+            yield join("istio.models", index), each
+
+
+def _mapped(path: str, model: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    tiers = model.get("tiers")
+    for name, each in (tiers if isinstance(tiers, dict) else {}).items():
+        if isinstance(each, dict):
+            yield join(join(path, "tiers"), str(name)), each
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def _section(raw: dict[str, Any], name: str) -> dict[str, Any]:
+    value = raw.get(name)
+    return value if isinstance(value, dict) else {}

@@ -1,0 +1,96 @@
+"""Values of the configuration file: what a name, an address, a host may look like.
+
+`load.py` turns what pydantic says about them into words.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from typing import Annotated
+
+from pydantic import AfterValidator, ConfigDict, Field
+
+from xds_server.config.addresses import parse_address, parse_endpoint
+from xds_server.config.mirror import Section, Whole
+
+NAME_PATTERN = r"^[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?$"
+"""Names become parts of Envoy cluster and route names, of file names and of commands."""
+HEADER_PATTERN = r"^[A-Za-z0-9!#$%&'*+.^_`|~-]+$"
+"""RFC 9110, section 5.6.2."""
+NAME_RULE = "at most 63 letters, digits, '.', '_' or '-', none of these at an end"
+"""The same for people."""
+
+LANGUAGE_PATTERN = r"^[A-Za-z]{2,8}(-[A-Za-z0-9]{1,8})*$"
+"""RFC 5646 in short: `de`, `pt-BR`, `zh-Hant`."""
+
+
+def _is_address(text: str) -> str:
+    try:
+        parse_endpoint(text)
+    except ValueError as error:
+        raise ValueError(f"ip:port, like 10.0.0.7:8000 ({error})") from None
+    return text
+
+
+def _is_listen(text: str) -> str:
+    try:
+        parse_address(text, lowest_port=0)
+    except ValueError as error:
+        raise ValueError(
+            f"ip:port, like 127.0.0.1:18000; port 0 takes a free one ({error})"
+        ) from None
+    return text
+
+
+def _is_ip(text: str) -> str:
+    try:
+        ipaddress.ip_address(text)
+    except ValueError:
+        raise ValueError("an IP address") from None
+    return text
+
+
+def _is_keyword(text: str) -> str:
+    word = text.removesuffix("*")
+    if not word.strip() or "*" in word or not word.replace(" ", "").isprintable():
+        raise ValueError("a word or a phrase, with a * at the end at most, like refund*")
+    return text
+
+
+def _has_body(status: int) -> int:
+    if status in (204, 205) or 300 <= status <= 399:
+        raise ValueError("a status that comes with a body: 200, or 400-599")
+    return status
+
+
+def _is_domain(text: str) -> str:
+    inner = text.removeprefix("*") if text.startswith("*") else text.removesuffix("*")
+    if "*" in inner or any(each.isspace() or each == "/" for each in inner):
+        raise ValueError("a host name, exact or with a * at one end, like *.example.com")
+    return text
+
+
+RATE_MAX = 1_000_000_000
+"""What Envoy's token buckets hold."""
+COUNT_MAX = 1_000_000
+LIST, MAPPING = "<list>", "<mapping>"
+"""Tags of the two shapes of `instances`; they never show in a problem's path."""
+
+Ip = Annotated[str, AfterValidator(_is_ip)]
+Name = Annotated[str, Field(pattern=NAME_PATTERN)]
+ListenerPort = Annotated[Whole, Field(ge=0, le=65535)]
+Address = Annotated[str, AfterValidator(_is_address)]
+Listen = Annotated[str, AfterValidator(_is_listen)]
+Text = Annotated[str, Field(min_length=1)]
+PublicName = Annotated[str, Field(min_length=1, max_length=256)]
+HeaderName = Annotated[str, Field(pattern=HEADER_PATTERN, max_length=256)]
+Keyword = Annotated[str, Field(min_length=1, max_length=64), AfterValidator(_is_keyword)]
+Language = Annotated[str, Field(pattern=LANGUAGE_PATTERN)]
+AnswerStatus = Annotated[Whole, Field(ge=200, le=599), AfterValidator(_has_body)]
+Domain = Annotated[Text, AfterValidator(_is_domain)]
+
+
+class Written(Section):
+    """A section whose documentation is written under its keys."""
+
+    model_config = ConfigDict(use_attribute_docstrings=True)

@@ -1,0 +1,1 @@
+"""The config source: istiod asks us for configuration, by MCP over xDS."""

@@ -1,0 +1,57 @@
+"""The ways to an Istio mesh that are configured, as parts of the process.
+
+A way is imported when its subsection is there: who uses no Istio pays for none of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Iterator
+from typing import Any
+
+from xds_server.config.istio_schema import IstioSection
+from xds_server.config.load import Config
+from xds_server.istio.way import Around, Way
+from xds_server.loop.control_loop import ControlLoop
+from xds_server.observability.history import History
+from xds_server.observability.metrics import Reading, Tally
+
+
+class IstioParts:
+    """All ways that are configured at the start; other ones need a restart."""
+
+    def __init__(
+        self,
+        config: Callable[[], Config],
+        loop: ControlLoop,
+        tally: Tally,
+        history: History,
+    ) -> None:
+        around = Around(config=config, loop=loop, tally=tally, history=history)
+        section = config().istio
+        self.ways: dict[str, Way] = {} if section is None else dict(_ways(section, around))
+
+    def listen(self) -> None:
+        """Take the ports.
+
+        Raises:
+            StartError: One of them cannot be had.
+        """
+        for way in self.ways.values():
+            way.listen()
+
+    def tasks(self) -> dict[str, Callable[[], Coroutine[Any, Any, None]]]:
+        """Return what is to run, by name."""
+        return {f"istio-{name}": way.run for name, way in self.ways.items()}
+
+    def readings(self) -> Iterator[Reading]:
+        """Yield the gauges."""
+        for way in self.ways.values():
+            yield from way.readings()
+
+
+def _ways(section: IstioSection, around: Around) -> Iterator[tuple[str, Way]]:
+    """Yield the ways by name. Imports are here: see above."""
+    if section.config_source is not None:
+        from xds_server.istio.mcp.source import ConfigSource  # noqa: PLC0415
+
+        yield "config-source", ConfigSource(around, section.config_source)
