@@ -34,8 +34,8 @@ from xds_server.evidence.server import EVIDENCE_SERVICES, EvidenceServer
 from xds_server.fleet import Fleet
 from xds_server.ingest.registry import Registry
 from xds_server.ingest.server import SERVICE, TelemetryServer
-from xds_server.listening import StartError, bound, listen_for_xds
 from xds_server.istio.parts import IstioParts
+from xds_server.listening import StartError, bound, listen_for_xds
 from xds_server.loop.control_loop import ControlLoop
 from xds_server.loop.limit_divider import LimitDivider
 from xds_server.loop.state_file import StateFile
@@ -174,8 +174,8 @@ class App:
             tally=self.tally,
             switched=self.state.changed.set,
         )
-        self.topology.on_reloaded = self._reloaded
         self.istio = IstioParts(lambda: self.topology.config, self.loop, self.tally, self.history)
+        self.topology.on_reloaded = self._reloaded
         self.topology.on_refused = self.history.refused
         self.recorder = Recorder(
             fleet=lambda: self.loop.fleet,
@@ -217,9 +217,9 @@ class App:
         xds_port = listen_for_xds(
             server, self.settings
         )  # First: a port in use is told before anything slow.
+        self.istio.listen()
         await self.loop.prepare()
         self.loop.step()
-        self.istio.listen()
         if self._is_restored:
             self._warm_up("restored")
             self.loop.step()
@@ -303,9 +303,9 @@ class App:
             "state": self.state.keep,
             "pulse": self.pulse.run,
             "history": self.history.keep,
+            **self.istio.tasks(),
         }
 
-            **self.istio.tasks(),
     async def _add_services(self, server: Any) -> Health:
         server.add_generic_rpc_handlers(
             (*self.xds.handlers(), self.telemetry.handlers(), *self.evidence.handlers())

@@ -296,6 +296,8 @@ class Document(Written):
     """From the most to the least critical; left out = all requests matter equally."""
     tenants: TenantsSection | None = None
     """Left out = requests are not told apart by who sends them."""
+    istio: IstioSection | None = None
+    """Left out = no Istio mesh is told anything."""
     policy: PolicySection = Field(default_factory=PolicySection)  # type: ignore[valid-type]
     server: ServerSection = Field(default_factory=ServerSection)
 
@@ -305,5 +307,3 @@ def json_schema() -> dict[str, Any]:
     """Return the JSON Schema of the file, for editors."""
     schema = Document.model_json_schema(by_alias=True)
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
-    istio: IstioSection | None = None
-    """Left out = no Istio mesh is told anything."""
