@@ -155,6 +155,34 @@ def test_the_conflict_ends_when_the_claimant_claims_it_no_more():
     assert registry.conflicts() == ()
 
 
+@pytest.mark.parametrize(
+    ("clean", "gone_s", "is_over"),
+    [
+        pytest.param(True, 0.0, True, id="at-once-after-a-clean-end"),
+        pytest.param(False, 29.0, False, id="not-while-it-may-reconnect"),
+        pytest.param(False, 30.0, True, id="later-after-a-broken-end"),
+    ],
+)
+def test_the_conflict_ends_when_the_claimant_is_gone(clean, gone_s, is_over):
+    registry = Registry(topology("a"), release_after_s=30)
+    greet(registry, hello("one", 1, "a"))
+    second, _ = registry.hello(hello("two", 1, "a"), 0.0)
+    assert second is not None
+    registry.closed(second, 10.0, clean=clean)
+    if gone_s:
+        registry.expire(10.0 + gone_s)
+    assert bool(registry.conflicts()) is not is_over
+
+
+def test_the_conflict_ends_with_the_instance():
+    registry = Registry(topology("a", "b"))
+    greet(registry, hello("one", 1, "a"))
+    registry.hello(hello("two", 1, "a"), 0.0)
+    assert registry.conflicts()
+    registry.retopology(topology("b"), 1.0)
+    assert registry.conflicts() == ()
+
+
 def test_what_nobody_configured_or_claimed_is_refused():
     registry = Registry(topology("a"))
     speaker, (refused,) = registry.hello(hello("host", 1, "a", "x"), 0.0)
@@ -202,6 +230,9 @@ def test_agents_register_instances_where_the_tier_discovers():
         ),
         pytest.param(
             claim("a b/..", "10.0.0.9:80"), Code.BAD_MESSAGE, "at most 63 letters", id="bad-name"
+        ),
+        pytest.param(
+            claim("n\n", "10.0.0.9:80"), Code.BAD_MESSAGE, "at most 63 letters", id="line-break"
         ),
         pytest.param(claim("n", "host:1"), Code.BAD_MESSAGE, "not an IP address", id="host-name"),
         pytest.param(claim("n"), Code.BAD_MESSAGE, "no port", id="no-address"),

@@ -107,6 +107,7 @@ class Registry:
         if before is not None:
             before.connected = False
             self._inherit(before, speaker)
+            self._end_conflicts(now)
         refused = [
             refusal
             for claim in hello.claims
@@ -139,6 +140,7 @@ class Registry:
             owned = self._owners.get(name)
             if owned is not None and owned.speaker is speaker:
                 self._lost_at[name] = now
+        self._end_conflicts(now)
 
     def retopology(self, topology: Topology, now: float) -> None:
         """Go on with another configuration; claims that were refused are judged again."""
@@ -154,6 +156,7 @@ class Registry:
             if speaker.connected:
                 for claim in speaker.claims.values():
                     self._claim(speaker, claim, now)
+        self._end_conflicts(now)
 
     def adopt(self, registered: Iterable[Registered], now: float) -> None:
         """Take over registered instances from a state file; their owners must come back."""
@@ -176,6 +179,7 @@ class Registry:
                 del self._lost_at[name]
                 self._owners.pop(name, None)
                 self._unregister(name)
+        self._end_conflicts(now)
 
     def registered(self) -> tuple[Registered, ...]:
         """Return the registered instances, in order of their names."""
@@ -210,8 +214,18 @@ class Registry:
             else:
                 del self._owners[name]
                 self._unregister(name)
+
+    def _end_conflicts(self, now: float) -> None:
+        """Forget conflicts whose claimant is gone or claims something else, or over what is no instance any more."""
         for name, conflict in list(self._conflicts.items()):
-            if conflict.claimant == speaker.hello.agent and name not in speaker.claims:
+            claimant = self._speakers.get(conflict.claimant)
+            goes_on = (
+                name in self._owners
+                and claimant is not None
+                and name in claimant.claims
+                and self._holds(claimant, now)
+            )
+            if not goes_on:
                 del self._conflicts[name]
 
     def _admit_stranger(self, speaker: Speaker, instance: InstanceId, now: float) -> Refused | None:
@@ -249,7 +263,7 @@ class Registry:
             where = f"model {claim.model!r} has no tier {claim.tier!r} that discovers instances"
             reason = where if claim.model or claim.tier else "the configuration does not list it"
             return Refused(claim.name, Code.UNKNOWN_INSTANCE, reason)
-        if not re.match(NAME_PATTERN, claim.name):
+        if not re.fullmatch(NAME_PATTERN, claim.name):
             reason = f"name {claim.name!a} cannot be used: {NAME_RULE}"
             return Refused(claim.name, Code.BAD_MESSAGE, reason)
         try:
