@@ -45,7 +45,13 @@ STORE_BEGUN_ANEW = "store_begun_anew"
 STORE_ROW_REFUSED = "store_row_refused"
 DRAIN_REQUESTED = "drain_requested"
 FORCE_REQUESTED = "force_requested"
+PICKER_REFUSED = "picker_refused"
 PLAN_LISTENER_FAILED = "plan_listener_failed"
+ADMIN_ORDERS_OFF = "admin_orders_off"
+ADMIN_UNGUARDED = "admin_unguarded"
+ADMIN_REFUSED = "admin_refused"
+ADMIN_TOKENS_REFUSED = "admin_tokens_refused"
+ADMIN_TOKENS_RELOADED = "admin_tokens_reloaded"
 
 
 def set_up(*, style: str, level: str, stream: TextIO | None = None) -> None:
