@@ -32,6 +32,7 @@ from xds_server.xds.cache import SnapshotCache
 
 pytestmark = pytest.mark.envoy
 CLUSTER = MeshCluster("vllm-70b.ai.svc.cluster.local", 8000)
+ALIASES = {"chat/primary": (CLUSTER.name,)}
 CDS = "type.googleapis.com/envoy.config.cluster.v3.Cluster"
 EDS = "type.googleapis.com/envoy.config.endpoint.v3.ClusterLoadAssignment"
 
@@ -72,9 +73,7 @@ class Mesh:
         self.port = port
         self._istiods = istiods
         self._builders = {
-            each: with_mesh_endpoints(SnapshotBuilder, lambda: [("chat/primary", CLUSTER.name)])(
-                topology, Policy(), each
-            )
+            each: with_mesh_endpoints(SnapshotBuilder, lambda: ALIASES)(topology, Policy(), each)
             for each in (Capability.COMPOSITE, Capability.AGGREGATE)
         }
         self.envoy: RealEnvoy

@@ -9,7 +9,7 @@ from tests.fakes.plans import a_plan, a_topology
 from tests.xds.wire import RawStream, serving
 from xds_server.core.plan import EndpointHealth
 from xds_server.core.policy import Policy
-from xds_server.istio.mesh_endpoints import MeshEndpoints, with_mesh_endpoints
+from xds_server.istio.mesh_endpoints import with_mesh_endpoints
 from xds_server.resources.builder import SnapshotBuilder
 from xds_server.resources.capability import Capability
 from xds_server.resources.proto import ClusterLoadAssignment
@@ -22,7 +22,7 @@ TOPOLOGY = a_topology()
 
 
 def a_builder(*pairs: tuple[str, str], capability: Capability = Capability.AGGREGATE):
-    aliases = pairs or tuple(("chat/primary", name) for name in NAMES)
+    aliases = {tier: (name,) for tier, name in pairs} or {"chat/primary": NAMES}
     make = with_mesh_endpoints(SnapshotBuilder, lambda: aliases)
     return make(TOPOLOGY, Policy(), capability)
 
@@ -79,9 +79,22 @@ def test_a_tier_without_endpoints_of_its_own_has_no_copy():
     assert NAMES[0] not in snapshot.of_type(ENDPOINT).resources
 
 
-def test_without_a_mesh_the_builder_is_the_plain_one():
-    make = with_mesh_endpoints(SnapshotBuilder, lambda: ())
-    assert not isinstance(make(TOPOLOGY, Policy(), Capability.GRPC), MeshEndpoints)
+def test_names_of_a_new_configuration_are_served_with_the_same_plan():
+    names: dict[str, tuple[str, ...]] = {}
+    builder = with_mesh_endpoints(SnapshotBuilder, lambda: names)(
+        TOPOLOGY, Policy(), Capability.COMPOSITE
+    )
+    plan = a_plan(TOPOLOGY)
+    assert NAMES[0] not in builder.build(plan).of_type(ENDPOINT).resources
+    names = {"chat/primary": (NAMES[0],)}
+    first = builder.build(plan)
+    assert NAMES[0] in first.of_type(ENDPOINT).resources
+    assert builder.build(plan) is first
+    names = {"chat/fallback": (NAMES[1],)}
+    assert set(builder.build(plan).of_type(ENDPOINT).resources) - {NAMES[1]} == {
+        "chat/primary",
+        "chat/fallback",
+    }
 
 
 @pytest.mark.parametrize("method", ["StreamEndpoints", "DeltaEndpoints"])

@@ -8,7 +8,9 @@ from grpc import aio
 from tests.xds.wire import RawStream, serving
 from xds_server.resources.capability import Capability
 from xds_server.resources.snapshot import (
+    ENDPOINT,
     EXTENSION_CONFIG,
+    LISTENER,
     PUSH_ORDER,
     Resource,
     Snapshot,
@@ -137,6 +139,36 @@ async def test_a_refused_part_is_kept_out_and_the_last_good_one_stays() -> None:
         assert (status.state, status.error_names) == (SyncState.ERROR, ("limits",))
         cache.divide({"proxy-1": 0.8})
         assert b"part 0.8" in (await stream.response()).SerializeToString()
+
+
+async def test_a_sidecar_that_takes_endpoints_alone_needs_no_part_and_takes_none_from_the_others() -> (
+    None
+):
+    cache = SnapshotCache()
+    service = "/envoy.service.endpoint.v3.EndpointDiscoveryService/StreamEndpoints"
+    listeners = "/envoy.service.listener.v3.ListenerDiscoveryService/StreamListeners"
+    endpoints = TypeSnapshot(ENDPOINT, {"outbound|80||a": Resource.of("outbound|80||a", b"")})
+    cache.publish(GROUP, Snapshot({**world().types, ENDPOINT: endpoints}, limiters))
+    cache.divide({"other": 1.0})
+    async with (
+        serving(cache) as (xds, port),
+        aio.insecure_channel(f"127.0.0.1:{port}") as channel,
+        RawStream(channel, service) as sidecar,
+    ):
+        comings = []
+        xds.on_proxies = lambda: comings.append(xds.proxies())
+        await sidecar.ask(ENDPOINT, ["outbound|80||a"])
+        assert (await sidecar.response()).type_url == ENDPOINT
+        assert xds.knows("proxy-1")
+        assert [each.part for each in xds.status()] == [None]
+        assert (xds.proxies(), comings) == (set(), [])
+        async with RawStream(channel, listeners) as stream:
+            await stream.ask(LISTENER)
+            await stream.nothing()
+            assert (xds.proxies(), comings) == ({"proxy-1"}, [{"proxy-1"}])
+        await sidecar.ask(ENDPOINT, ["outbound|80||a", "outbound|80||b"])
+        await sidecar.nothing()
+        assert comings == [{"proxy-1"}, set()]
 
 
 def test_limiters_that_only_differ_in_small_parts_are_served_all_the_same():

@@ -5,7 +5,7 @@ An Envoy gets endpoints only by asking for their names, so those of a mesh cost 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Protocol
 
@@ -37,10 +37,10 @@ class MeshEndpoints:
     Not for use by two threads at once.
     """
 
-    def __init__(self, builder: Builder, aliases: Aliases) -> None:
+    def __init__(self, builder: Builder, aliases: Callable[[], Aliases]) -> None:
         self._builder = builder
         self._aliases = aliases
-        self._before: Snapshot | None = None
+        self._before: tuple[Snapshot, Aliases] | None = None
         self._after: Snapshot | None = None
         self._copies: dict[str, tuple[Resource, Resource]] = {}
 
@@ -50,16 +50,24 @@ class MeshEndpoints:
         Raises:
             PlanMismatchError: As the builder inside.
         """
-        snapshot = self._builder.build(plan)
-        if snapshot is not self._before or self._after is None:
-            self._after = self._extended(snapshot)
-            self._before = snapshot
+        snapshot, aliases = self._builder.build(plan), self._aliases()
+        if not aliases:
+            return snapshot
+        before = self._before
+        if (
+            self._after is None
+            or before is None
+            or before[0] is not snapshot
+            or before[1] is not aliases
+        ):
+            self._after = self._extended(snapshot, aliases)
+            self._before = snapshot, aliases
         return self._after
 
-    def _extended(self, snapshot: Snapshot) -> Snapshot:
+    def _extended(self, snapshot: Snapshot, aliases: Aliases) -> Snapshot:
         own = snapshot.of_type(ENDPOINT).resources
         named = dict(own)
-        for tier, names in self._aliases.items():
+        for tier, names in aliases.items():
             found = own.get(tier)
             if found is not None:
                 named.update((name, self._copy(found, name)) for name in names)
@@ -78,20 +86,17 @@ class MeshEndpoints:
 
 
 def with_mesh_endpoints(
-    make_builder: MakeBuilder, aliases: Callable[[], Iterable[tuple[str, str]]]
-) -> MakeBuilder:
+    make_builder: MakeBuilder, aliases: Callable[[], Aliases]
+) -> Callable[[Topology, Policy, Capability], MeshEndpoints]:
     """Return a maker of builders that serve tiers under the names of the mesh as well.
 
     Args:
         make_builder: Makes the builders that know our own names.
-        aliases: Called for every new builder; pairs of a tier's cluster and its name in the mesh.
+        aliases: Asked at every build, for a configuration may change them alone; returns the same object while
+            they are the same.
     """
 
-    def make(topology: Topology, policy: Policy, capability: Capability) -> Builder:
-        builder = make_builder(topology, policy, capability)
-        names: dict[str, tuple[str, ...]] = {}
-        for tier, name in aliases():
-            names[tier] = (*names.get(tier, ()), name)
-        return MeshEndpoints(builder, names) if names else builder
+    def make(topology: Topology, policy: Policy, capability: Capability) -> MeshEndpoints:
+        return MeshEndpoints(make_builder(topology, policy, capability), aliases)
 
     return make

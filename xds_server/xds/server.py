@@ -87,8 +87,9 @@ class XdsServer:
         self._groups: dict[Capability, dict[Stream, None]] = {each: {} for each in Capability}
         self._count = 0
         self._nodes: Counter[str] = Counter()
+        self._keepers: Counter[str] = Counter()
         self.on_proxies: Callable[[], None] = lambda: None
-        """Told that a proxy came or went."""
+        """Told that a proxy came or went which may keep limits."""
         cache.subscribe(self._publish, parts=self._repart)
 
     def handlers(self) -> list[grpc.GenericRpcHandler]:
@@ -123,7 +124,14 @@ class XdsServer:
 
     def _part(self, stream: Stream) -> float | None:
         assert stream.proxy is not None
-        return self._cache.part(stream.proxy)
+        return self._cache.part(stream.proxy) if stream.keeps_limits else None
+
+    def _served(self, stream: Stream) -> Snapshot | None:
+        """Return what a stream is served; who has no listener of ours needs no part of the limits."""
+        assert stream.proxy is not None
+        if stream.keeps_limits:
+            return self._cache.served(stream.proxy)
+        return self._cache.snapshot(stream.proxy.capability)
 
     def _method(self, protocol: Protocol, only: str | None) -> Callable[[Any, Any], Any]:
         # A function, not a `partial`: gRPC looks at it for every stream, which takes a partial far longer.
@@ -162,23 +170,26 @@ class XdsServer:
             for capability, group in self._groups.items()
             if capability is not Capability.GRPC
             for stream in group
-            if stream.proxy is not None
+            if stream.proxy is not None and stream.keeps_limits
         }
 
     def _join(self, stream: Stream) -> Snapshot | None:
         assert stream.proxy is not None
         self._groups[stream.proxy.capability][stream] = None
         self._nodes[stream.proxy.id] += 1
-        if self._nodes[stream.proxy.id] == 1:
-            self.on_proxies()
-        return self._cache.served(stream.proxy)
+        if stream.keeps_limits:
+            self._keepers[stream.proxy.id] += 1
+            if self._keepers[stream.proxy.id] == 1:
+                self.on_proxies()
+        return self._served(stream)
 
     def _leave(self, stream: Stream, proxy: Proxy) -> None:
         if self._groups[proxy.capability].pop(stream, self) is self:
             return  # It never joined.
-        self._nodes[proxy.id] -= 1
-        if not self._nodes[proxy.id]:
+        if _is_last(self._nodes, proxy.id):
             del self._nodes[proxy.id]
+        if stream.keeps_limits and _is_last(self._keepers, proxy.id):
+            del self._keepers[proxy.id]
             self.on_proxies()
 
     def _publish(self, capability: Capability, snapshot: Snapshot) -> None:
@@ -197,7 +208,12 @@ class XdsServer:
     def _push(self, streams: Iterable[Stream]) -> None:
         """Give each stream what its proxy is served: not the same for all of a group."""
         for stream in streams:
-            assert stream.proxy is not None
-            served = self._cache.served(stream.proxy)
+            served = self._served(stream)
             if served is not None:
                 stream.push(served)
+
+
+def _is_last(count: Counter[str], name: str) -> bool:
+    """Count one less; return whether it was the last."""
+    count[name] -= 1
+    return not count[name]

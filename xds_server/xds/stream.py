@@ -16,7 +16,7 @@ from typing import Protocol as Interface
 
 import grpc
 
-from xds_server.resources.snapshot import PUSH_ORDER, Snapshot
+from xds_server.resources.snapshot import ENDPOINT, PUSH_ORDER, Snapshot
 from xds_server.xds.answer import Protocol
 from xds_server.xds.channel import Channel
 from xds_server.xds.delta import DeltaSession
@@ -56,8 +56,8 @@ class Stream:
     """A client's stream from its first request to its end."""
 
     __slots__ = (
-        "_context", "_latest", "_loop", "_observer", "_only", "_outbox", "_parse", "_timer",
-        "_writer", "_writing", "opened_at", "protocol", "proxy", "session",
+        "_context", "_latest", "_loop", "_observer", "_outbox", "_parse", "_timer", "_writer",
+        "_writing", "only", "opened_at", "protocol", "proxy", "session",
     )  # fmt: skip
 
     def __init__(
@@ -73,7 +73,7 @@ class Stream:
         self._context = context
         self._loop = asyncio.get_running_loop()
         self._observer = observer
-        self._only = only
+        self.only = only
         self._outbox: list[Response] = []
         self._latest: Snapshot | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -85,6 +85,11 @@ class Stream:
         sotw = protocol is Protocol.SOTW
         self._parse: Callable[[bytes], Any] = parse_sotw if sotw else parse_delta
         self.session: Session = (SotwSession if sotw else DeltaSession)(rendered, self._tell)
+
+    @property
+    def keeps_limits(self) -> bool:
+        """Whether its proxy may have listeners of ours; a sidecar of a mesh that takes endpoints alone has none."""
+        return self.only != ENDPOINT
 
     async def serve(self, joined: Callable[[Stream], Snapshot | None]) -> None:
         """Answer requests until the client ends the stream.
@@ -117,12 +122,12 @@ class Stream:
 
     def _take(self, request: Any) -> None:
         type_url: str = request.type_url
-        if type_url != self._only and self._only is not None:
+        if type_url != self.only and self.only is not None:
             if type_url:
                 raise BadRequestError(
-                    f"type_url {type_url!a} on the stream of a single type: expected {self._only}"
+                    f"type_url {type_url!a} on the stream of a single type: expected {self.only}"
                 )
-            request = dataclasses.replace(request, type_url=self._only)
+            request = dataclasses.replace(request, type_url=self.only)
         elif not type_url:
             raise BadRequestError(
                 "type_url is missing: expected the type of the resources on an ADS stream"
