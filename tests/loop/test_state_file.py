@@ -98,3 +98,22 @@ def test_registered_instances_survive_as_json():
 def test_broken_registrations_are_an_error(rows):
     with pytest.raises(StateError, match="broken registered"):
         load_registered(rows)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        pytest.param("host", 7, id="a number for an address"),
+        pytest.param("host", "engine", id="a host name"),
+        pytest.param("host", "0.0.0.0", id="no address to connect to"),
+        pytest.param("port", 70_000, id="no port"),
+        pytest.param("port", None, id="nothing for a port"),
+        pytest.param("capacity", "many", id="a text for a capacity"),
+        pytest.param("capacity", -1, id="less than nothing"),
+        pytest.param("name", ["n"], id="a list for a name"),
+    ],
+)
+def test_a_registration_that_no_agent_could_have_made_is_an_error(key, value):
+    (row,) = dump_registered([ENTRY])
+    with pytest.raises(StateError, match="broken registered"):
+        load_registered([{**row, key: value}])

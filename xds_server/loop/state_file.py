@@ -11,9 +11,11 @@ import json
 import os
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
+from math import inf
 from pathlib import Path
 from typing import Any
 
+from xds_server.config.addresses import format_address, parse_endpoint
 from xds_server.core.model import Instance, InstanceId, ModelName, TierName
 from xds_server.registered import Registered
 
@@ -126,18 +128,22 @@ def load_registered(rows: Any) -> list[Registered]:
         StateError: It is something else.
     """
     try:
-        return [
-            Registered(
-                model=ModelName(row["model"]),
-                tier=TierName(row["tier"]),
-                instance=Instance(
-                    id=InstanceId(row["name"]),
-                    host=row["host"],
-                    port=int(row["port"]),
-                    capacity=row["capacity"],
-                ),
-            )
-            for row in rows
-        ]
+        return [_registered(row) for row in rows]
     except (KeyError, TypeError, ValueError) as error:
         raise StateError(f"has broken registered instances: {error!r}") from error
+
+
+def _registered(row: Mapping[str, Any]) -> Registered:
+    names = [row[key] for key in ("model", "tier", "name")]
+    if not all(isinstance(name, str) for name in names):
+        raise ValueError(f"names {names!r}")
+    host, port = parse_endpoint(format_address(str(row["host"]), int(row["port"])))
+    capacity = None if row["capacity"] is None else float(row["capacity"])
+    if capacity is not None and not 0.0 < capacity < inf:
+        raise ValueError(f"capacity {capacity}")
+    model, tier, name = names
+    return Registered(
+        model=ModelName(model),
+        tier=TierName(tier),
+        instance=Instance(id=InstanceId(name), host=host, port=port, capacity=capacity),
+    )
