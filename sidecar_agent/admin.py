@@ -7,8 +7,9 @@ from contextlib import asynccontextmanager
 
 from aiohttp import web
 
-from sidecar_agent.agent import Agent, describe, unready
+from sidecar_agent.agent import Agent
 from sidecar_agent.metrics import CONTENT_TYPE, Metrics
+from sidecar_agent.status import describe, unready
 
 
 def application(agent: Agent) -> web.Application:

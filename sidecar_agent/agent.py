@@ -1,4 +1,4 @@
-"""The agent's loop: scrape every engine, join with its GPUs, offer the sample to the uplink.
+"""The agent's loop: scrape every engine, join with its GPUs, offer the sample to every uplink.
 
 One task per instance, so that a silent engine delays nobody else; one scrape in flight per instance.
 Everything runs on one event loop except the GPU driver, which has its own thread.
@@ -22,12 +22,12 @@ from sidecar_agent.engine import probe
 from sidecar_agent.engine.adapters import Options
 from sidecar_agent.engine.facts import EngineFacts, EngineState
 from sidecar_agent.engine.lifecycle import Engine, Limits, observe
-from sidecar_agent.engine.outcome import Outcome, OutcomeKind
+from sidecar_agent.engine.outcome import Outcome
 from sidecar_agent.engine.probe import Probe, Target
 from sidecar_agent.engine.token_request import TokenRequest, TokenTarget, token_session
-from sidecar_agent.engine.token_watch import TokenWatch, applied
+from sidecar_agent.engine.token_watch import TokenWatch
 from sidecar_agent.engine.token_watch import observe as observe_token
-from sidecar_agent.gpu.facts import DriverState, GpuSnapshot
+from sidecar_agent.gpu.facts import GpuSnapshot
 from sidecar_agent.gpu.reduce import GpuGroup, reduce_instances
 from sidecar_agent.gpu.worker import GpuWorker
 from sidecar_agent.identity import Identity, Owned, config_hash
@@ -90,21 +90,24 @@ class Agent:
         self._hash = config_hash(str(settings.shown()))
         plane = settings.control_plane
         tls = plane.tls
-        self.uplink = Uplink(
-            Server(
-                address=plane.address,
-                ca=tls.ca if tls else None,
-                cert=tls.cert if tls else None,
-                key=tls.key if tls else None,
-                server_name=tls.server_name if tls else "",
-                keepalive_s=plane.keepalive_s,
-                keepalive_timeout_s=plane.keepalive_timeout_s,
-            ),
-            token=settings.token,
-            hello=self._hello,
-            interval_s=settings.send_interval_s,
-            clock=clock,
-            rng=rng,
+        self.uplinks = tuple(
+            Uplink(
+                Server(
+                    address=address,
+                    ca=tls.ca if tls else None,
+                    cert=tls.cert if tls else None,
+                    key=tls.key if tls else None,
+                    server_name=tls.server_name if tls else "",
+                    keepalive_s=plane.keepalive_s,
+                    keepalive_timeout_s=plane.keepalive_timeout_s,
+                ),
+                token=settings.token,
+                hello=self._hello,
+                interval_s=settings.send_interval_s,
+                clock=clock,
+                rng=rng,
+            )
+            for address in plane.address
         )
         self._log: Any = structlog.get_logger("agent")
 
@@ -115,7 +118,8 @@ class Agent:
             if self.gpu is not None:
                 self.gpu.attach(asyncio.get_running_loop(), self.on_gpus)
             async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(self.uplink.run(), name="uplink")
+                for uplink in self.uplinks:
+                    tasks.create_task(uplink.run(), name=f"uplink-{uplink.server.address}")
                 for name, instance in self.instances.items():
                     tasks.create_task(self._watch(instance), name=f"scrape-{name}")
                     if instance.token_request is not None:
@@ -284,7 +288,8 @@ class Agent:
         )
         if sample is not None:
             instance.sequence += 1
-            self.uplink.offer(sample)
+            for uplink in self.uplinks:
+                uplink.offer(sample)
 
     def _note(self, instance: Instance) -> None:
         """Log changes of what is said, never one line per scrape."""
@@ -328,66 +333,3 @@ def _owned(instance: InstanceSettings) -> Owned:
         engine=instance.engine,
         gpus=instance.gpus,
     )
-
-
-def unready(agent: Agent, now: float) -> list[str]:
-    """Return why the agent is not ready; empty = ready.
-
-    Ready means: the stream is up, samples went out, and about every instance there is something fresh
-    to say. An engine that is down is something to say; an engine that cannot be read is not.
-    """
-    settings, status = agent.settings, agent.uplink.status
-    reasons = []
-    if not status.connected:
-        reasons.append(f"control plane: {status.detail}")
-    elif status.last_sent_at is None:
-        reasons.append("no sample sent yet")
-    stale_s = 3 * max(settings.scrape.interval_s, settings.scrape.deadline_s)
-    for name, instance in agent.instances.items():
-        if instance.said_at is None or now - instance.said_at > stale_s:
-            reasons.append(f"{name}: no fresh facts ({_detail(instance)})")
-        if name in status.refusals:
-            refusal = status.refusals[name]
-            reasons.append(f"{name}: refused: {refusal.code}: {refusal.reason}")
-    if agent.gpu is not None and any(one.gpus for one in settings.instances):
-        snapshot = agent.gpu.latest()
-        if snapshot.driver is not DriverState.OK:
-            reasons.append(f"gpu: {snapshot.driver.value}: {snapshot.detail}")
-    return reasons
-
-
-def describe(agent: Agent, instance: Instance, now: float) -> Mapping[str, Any]:
-    """Return what is known about one instance, as JSON values."""
-    tokens = instance.tokens
-    facts = None if instance.engine.facts is None else applied(instance.engine.facts, tokens)
-    outcome = instance.outcome
-    taken = agent.uplink.status.taken.get(instance.settings.name)
-    confirmed = taken is not None and taken.drained and taken.sequence >= instance.drain_sequence
-    fresh = facts is not None and outcome is not None and outcome.kind is not OutcomeKind.BAD_PAGE
-    return {
-        "instance": instance.settings.name,
-        "state": facts.state.value if facts else "unread",
-        "detail": facts.detail if facts else _detail(instance),
-        "age_s": round(now - outcome.at, 3) if fresh and outcome else None,
-        "waiting": facts.waiting if facts else None,
-        "running": facts.running if facts else None,
-        "kv_ratio": facts.kv_ratio if facts else None,
-        "restarts": instance.engine.lifetime.count,
-        "out_of_memory": bool(instance.engine.exhausted),
-        "token_probe": None if tokens.said is None else tokens.said.result.value,
-        "warnings": list(facts.warnings) if facts else [],
-        "gpu": None if instance.gpu is None else instance.gpu.health.value,
-        "draining": instance.draining,
-        "drained": confirmed and instance.draining,
-        "sequence": instance.sequence,
-        "taken_sequence": taken.sequence if taken else None,
-        "refusal": getattr(
-            agent.uplink.status.refusals.get(instance.settings.name), "reason", None
-        ),
-    }
-
-
-def _detail(instance: Instance) -> str:
-    if instance.engine.facts is not None:
-        return instance.engine.facts.detail
-    return "not read yet" if instance.outcome is None else instance.outcome.detail

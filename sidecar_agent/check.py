@@ -20,7 +20,7 @@ from sidecar_agent.gpu.facts import DriverState, Fact, GpuHealth, GpuReading, Gp
 from sidecar_agent.gpu.visible import canonical_uuid, resolve_cuda_visible
 from sidecar_agent.gpu.worker import GpuWorker
 from sidecar_agent.settings import Settings
-from sidecar_agent.uplink import connected
+from sidecar_agent.uplink import Server, connected
 
 EXIT_OK: Final = 0
 EXIT_PROBLEMS: Final = 1
@@ -35,14 +35,14 @@ class Report:
     settings: Settings
     snapshot: GpuSnapshot | None
     instances: tuple[Instance, ...]
-    control_plane: str | None
-    """Why the control plane cannot be reached; empty = it can, None = not asked."""
+    control_planes: Mapping[str, str] | None
+    """Address -> why the control plane cannot be reached; empty = it can. None = not asked."""
     problems: tuple[str, ...]
     notes: tuple[str, ...]
 
 
 async def read(settings: Settings, gpu: GpuWorker | None, *, connect: bool) -> Report:
-    """Read GPUs and engines once; with `connect` also try to reach the control plane.
+    """Read GPUs and engines once; with `connect` also try to reach every control plane.
 
     No hello is sent: a second agent of the same name would be taken for the first one's successor.
     """
@@ -54,12 +54,12 @@ async def read(settings: Settings, gpu: GpuWorker | None, *, connect: bool) -> R
         async with probe.session() as http:
             agent.open(http)
             await asyncio.gather(*(agent.scrape(one) for one in agent.instances.values()))
-        unreachable = await _connect(agent) if connect else None
+        planes = await _reach(agent) if connect else None
     finally:
         if gpu is not None:
             gpu.close()
     instances = tuple(agent.instances.values())
-    problems = [f"control plane: {unreachable}"] if unreachable else []
+    problems = [f"control plane: {why}" for why in (planes or {}).values() if why]
     problems += _gpu_problems(settings, snapshot)
     problems += [problem for one in instances for problem in _engine_problems(one)]
     notes = [
@@ -69,7 +69,7 @@ async def read(settings: Settings, gpu: GpuWorker | None, *, connect: bool) -> R
     ]
     if notes and snapshot is not None:
         notes += _visible_notes(snapshot, os.environ)
-    return Report(settings, snapshot, instances, unreachable, tuple(problems), tuple(notes))
+    return Report(settings, snapshot, instances, planes, tuple(problems), tuple(notes))
 
 
 def _visible_notes(snapshot: GpuSnapshot, environment: Mapping[str, str]) -> list[str]:
@@ -94,15 +94,21 @@ async def _snapshot(gpu: GpuWorker | None) -> GpuSnapshot | None:
     return snapshot
 
 
-async def _connect(agent: Agent) -> str:
+async def _reach(agent: Agent) -> dict[str, str]:
+    servers = [uplink.server for uplink in agent.uplinks]
+    answers = await asyncio.gather(*map(_connect, servers))
+    return {server.address: answer for server, answer in zip(servers, answers, strict=True)}
+
+
+async def _connect(server: Server) -> str:
     try:
-        channel = agent.uplink.server.channel()
+        channel = server.channel()
     except OSError as error:
         return f"cannot open the channel: {error}"
     try:
         if await connected(channel):
             return ""
-        return f"no connection to {agent.uplink.server.address}"
+        return f"no connection to {server.address}"
     finally:
         await channel.close()
 
@@ -149,9 +155,11 @@ def text(report: Report) -> str:
     lines += [f"  {line}" for line in shown.splitlines()]
     lines += ["gpus", *(f"  {line}" for line in _gpu_lines(report.snapshot))]
     lines += ["engines", *(f"  {_engine_line(one)}" for one in report.instances)]
-    if report.control_plane is not None:
-        reachable = report.control_plane or "reachable"
-        lines += ["control plane", f"  {report.settings.control_plane.address}: {reachable}"]
+    if report.control_planes is not None:
+        lines.append("control plane" if len(report.control_planes) == 1 else "control planes")
+        lines += [
+            f"  {address}: {why or 'reachable'}" for address, why in report.control_planes.items()
+        ]
     if report.notes:
         lines += ["notes", *(f"  {note}" for note in report.notes)]
     lines += ["problems", *(f"  {problem}" for problem in report.problems or ("none",))]

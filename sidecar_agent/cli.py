@@ -32,7 +32,9 @@ app = typer.Typer(
 )
 
 Config = Annotated[Path | None, typer.Option("--config", "-c", help="Settings file (YAML).")]
-ControlPlane = Annotated[str | None, typer.Option(help="host:port of the control plane.")]
+ControlPlane = Annotated[
+    str | None, typer.Option(help="host:port of the control plane; several with commas between.")
+]
 Instances = Annotated[
     list[str] | None,
     typer.Option(

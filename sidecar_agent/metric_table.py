@@ -25,6 +25,7 @@ class Metric:
     labels: Labels = ()
 
 
+_OF_STREAM = ("control_plane",)
 _OF_INSTANCE = ("engine_instance",)
 _OF_GPU = ("gpu",)
 
@@ -33,26 +34,26 @@ GROUPS: dict[str, dict[str, Metric]] = {
         "fleet_agent_build_info": Metric(
             "gauge", "1", "1 for the version that runs.", ("version",)
         ),
-        "fleet_agent_connected": Metric("gauge", "0 or 1", "1 while the stream is up."),
+        "fleet_agent_connected": Metric("gauge", "0 or 1", "1 while the stream is up.", _OF_STREAM),
         "fleet_agent_streams_total": Metric(
-            "counter", "streams", "Streams that the control plane welcomed."
+            "counter", "streams", "Streams that the control plane welcomed.", _OF_STREAM
         ),
-        "fleet_agent_messages_total": Metric("counter", "messages", "Messages sent."),
-        "fleet_agent_samples_total": Metric("counter", "samples", "Samples sent."),
+        "fleet_agent_messages_total": Metric("counter", "messages", "Messages sent.", _OF_STREAM),
+        "fleet_agent_samples_total": Metric("counter", "samples", "Samples sent.", _OF_STREAM),
         "fleet_agent_superseded_samples_total": Metric(
-            "counter", "samples", "Samples replaced before they were sent."
+            "counter", "samples", "Samples replaced before they were sent.", _OF_STREAM
         ),
         "fleet_agent_expired_samples_total": Metric(
-            "counter", "samples", "Samples that got too old to send."
+            "counter", "samples", "Samples that got too old to send.", _OF_STREAM
         ),
         "fleet_agent_send_interval_seconds": Metric(
-            "gauge", "seconds", "Time between samples when nothing moves."
+            "gauge", "seconds", "Time between samples when nothing moves.", _OF_STREAM
         ),
         "fleet_agent_last_sent_seconds": Metric(
-            "gauge", "seconds", "Time since the last message was sent."
+            "gauge", "seconds", "Time since the last message was sent.", _OF_STREAM
         ),
         "fleet_agent_last_ack_seconds": Metric(
-            "gauge", "seconds", "Time since the last ack arrived."
+            "gauge", "seconds", "Time since the last ack arrived.", _OF_STREAM
         ),
     },
     "Engines": {

@@ -18,6 +18,7 @@ from sidecar_agent.engine.token_watch import applied
 from sidecar_agent.gpu.facts import GpuReading
 from sidecar_agent.gpu.worker import GpuWorker
 from sidecar_agent.metric_table import METRICS, Labels, Reading
+from sidecar_agent.uplink import Uplink
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -57,7 +58,8 @@ class _Page(Collector):
 def _readings(agent: Agent) -> Iterator[Reading]:
     now = agent.clock()
     yield "fleet_agent_build_info", (sidecar_agent.__version__,), 1.0
-    yield from _of_stream(agent, now)
+    for uplink in agent.uplinks:
+        yield from _of_stream(uplink, now)
     for name, instance in agent.instances.items():
         yield from _of_instance(name, instance, now)
     if agent.gpu is not None:
@@ -67,19 +69,19 @@ def _readings(agent: Agent) -> Iterator[Reading]:
             yield sample.name, (), sample.value
 
 
-def _of_stream(agent: Agent, now: float) -> Iterator[Reading]:
-    status, slots = agent.uplink.status, agent.uplink.slots
-    yield "fleet_agent_connected", (), float(status.connected)
-    yield "fleet_agent_streams_total", (), float(status.streams)
-    yield "fleet_agent_messages_total", (), float(status.messages)
-    yield "fleet_agent_samples_total", (), float(status.samples)
-    yield "fleet_agent_superseded_samples_total", (), float(slots.superseded)
-    yield "fleet_agent_expired_samples_total", (), float(slots.expired)
-    yield "fleet_agent_send_interval_seconds", (), slots.interval_s
+def _of_stream(uplink: Uplink, now: float) -> Iterator[Reading]:
+    status, slots, plane = uplink.status, uplink.slots, (uplink.server.address,)
+    yield "fleet_agent_connected", plane, float(status.connected)
+    yield "fleet_agent_streams_total", plane, float(status.streams)
+    yield "fleet_agent_messages_total", plane, float(status.messages)
+    yield "fleet_agent_samples_total", plane, float(status.samples)
+    yield "fleet_agent_superseded_samples_total", plane, float(slots.superseded)
+    yield "fleet_agent_expired_samples_total", plane, float(slots.expired)
+    yield "fleet_agent_send_interval_seconds", plane, slots.interval_s
     if status.last_sent_at is not None:
-        yield "fleet_agent_last_sent_seconds", (), now - status.last_sent_at
+        yield "fleet_agent_last_sent_seconds", plane, now - status.last_sent_at
     if status.last_ack_at is not None:
-        yield "fleet_agent_last_ack_seconds", (), now - status.last_ack_at
+        yield "fleet_agent_last_ack_seconds", plane, now - status.last_ack_at
 
 
 def _of_instance(name: str, one: Instance, now: float) -> Iterator[Reading]:

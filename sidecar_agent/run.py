@@ -59,11 +59,11 @@ async def run(settings: Settings, gpu: GpuWorker | None) -> int:
                 agent=agent.identity.agent,
                 epoch=agent.identity.epoch,
                 admin=bound,
-                control_plane=settings.control_plane.address,
+                control_planes=list(settings.control_plane.address),
                 instances=[one.name for one in settings.instances],
             )
             manager = ServiceManager.of_environment()
-            manager.ready(f"sending to {settings.control_plane.address}")
+            manager.ready(f"sending to {', '.join(settings.control_plane.address)}")
             return await _until(stop, agent, gpu, end, manager)
     except AddressError as error:
         log.error("admin_address_not_bound", address=settings.admin, detail=str(error))  # noqa: TRY400

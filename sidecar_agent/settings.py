@@ -20,6 +20,7 @@ import yaml
 from pydantic import (
     AfterValidator,
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Field,
     ValidationError,
@@ -102,6 +103,26 @@ def _gpu(value: str) -> str:
 Address = Annotated[str, AfterValidator(_address)]
 ControlPlaneAddress = Annotated[str, AfterValidator(functools.partial(_address, port_like=18000))]
 AdminAddress = Annotated[str, AfterValidator(functools.partial(_address, port_like=9477))]
+ADDRESSES_MAX: Final = 8
+
+
+def _addresses(value: Any) -> Any:
+    return value.split(",") if isinstance(value, str) else value
+
+
+def _once_each(value: tuple[str, ...]) -> tuple[str, ...]:
+    if len(set(value)) != len(value):
+        raise ValueError("expected every control plane once")
+    return value
+
+
+Addresses = Annotated[
+    tuple[ControlPlaneAddress, ...],
+    BeforeValidator(_addresses),
+    AfterValidator(_once_each),
+    Field(min_length=1, max_length=ADDRESSES_MAX),
+]
+"""One address, several with commas between them, or a list."""
 Seconds = Annotated[float, Field(gt=0, le=3600, allow_inf_nan=False)]
 
 
@@ -173,7 +194,8 @@ class TlsSettings(_Strict):
 class ControlPlaneSettings(_Strict):
     """Where samples go."""
 
-    address: ControlPlaneAddress = "127.0.0.1:18000"
+    address: Addresses = ("127.0.0.1:18000",)
+    """Each is told everything, by a stream of its own: control planes share nothing."""
     token: str = Field(default="", repr=False)
     token_file: Path | None = None
     tls: TlsSettings | None = None

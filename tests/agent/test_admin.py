@@ -28,17 +28,11 @@ from sidecar_agent.settings import Settings
 from tests.fakes.engine_pages import EnginePages, page
 from tests.fakes.gpu_reader import scripted
 from tests.fakes.telemetry_server import TelemetryServer
+from tests.fakes.waiting import until
 
 BUSY = page("vllm-0.32.0-load_waiting.prom")
 IDLE = page("vllm-0.32.0-after.prom")
 SILENT = page("written-lmdeploy_dp.prom").replace("lmdeploy:num_requests_running", "gone")
-
-
-async def until(condition, timeout=10.0, what="condition"):
-    deadline = time.monotonic() + timeout
-    while not condition():
-        assert time.monotonic() < deadline, f"timed out waiting for {what}"
-        await asyncio.sleep(0.01)
 
 
 def gpus(health=GpuHealth.OK, driver=DriverState.OK, free=40e9):
@@ -114,16 +108,16 @@ async def test_not_ready_says_every_reason():
     async with running(refuse=[refusal]) as one:
         one.engine.status["/metrics"] = (500, "Traceback")
         await until(lambda: one.agent.instances["a"].outcomes["bad_page"] > 10)
-        await until(lambda: "a" in one.agent.uplink.status.refusals)
+        await until(lambda: "a" in one.agent.uplinks[0].status.refusals)
         status, text = await one.call("GET", "/readyz")
         assert status == 503
         reasons = json.loads(text)["reasons"]
         assert any("no fresh facts (status 500" in reason for reason in reasons), reasons
         assert any("refused: UNKNOWN_INSTANCE: who?" in reason for reason in reasons)
         await one.server.stop()
-        await until(lambda: not one.agent.uplink.status.connected)
+        await until(lambda: not one.agent.uplinks[0].status.connected)
         _, text = await one.call("GET", "/readyz")
-        assert any("control plane:" in reason for reason in json.loads(text)["reasons"])
+        assert any("control plane 127.0.0.1:" in each for each in json.loads(text)["reasons"])
 
 
 async def test_readiness_turns_red_when_what_is_said_gets_old():
@@ -162,7 +156,7 @@ async def test_trap_16_a_page_without_the_engine_is_sent_as_unknown_and_is_not_r
 
 async def test_instances_are_described():
     async with running() as one:
-        await until(lambda: one.server.samples and one.agent.uplink.status.taken)
+        await until(lambda: one.server.samples and one.agent.uplinks[0].status.taken)
         status, text = await one.call("GET", "/instances/a")
         described = json.loads(text)
         assert status == 200
@@ -278,17 +272,17 @@ async def test_a_driver_that_hangs_sends_no_numbers_and_turns_readiness_red():
 
 async def test_the_agents_metrics_tell_streams_scrapes_and_the_driver():
     async with running(worker=scripted(gpus())[0], gpus=["GPU-1"]) as one:
-        await until(lambda: one.server.samples and one.agent.uplink.status.last_ack_at)
+        await until(lambda: one.server.samples and one.agent.uplinks[0].status.last_ack_at)
         status, text = await one.call("GET", "/metrics")
     assert status == 200
     for line in (
-        "fleet_agent_connected 1.0",
-        "fleet_agent_streams_total 1.0",
+        f'fleet_agent_connected{{control_plane="{one.server.address}"}} 1.0',
+        f'fleet_agent_streams_total{{control_plane="{one.server.address}"}} 1.0',
         'fleet_agent_gpu_driver{state="ok"} 1.0',
         "fleet_agent_gpu_rejected_values_total 2.0",
         'fleet_agent_engine_state{engine_instance="a",state="up"} 1.0',
         'fleet_agent_draining{engine_instance="a"} 0.0',
-        "fleet_agent_send_interval_seconds 0.05",
+        f'fleet_agent_send_interval_seconds{{control_plane="{one.server.address}"}} 0.05',
     ):
         assert line in text, line
 
@@ -326,7 +320,7 @@ async def test_everything_that_the_agent_knows_is_on_its_page():
     )
     known = GpuSnapshot(driver=DriverState.OK, read_at=time.monotonic(), gpus=(gpu,))
     async with running(worker=scripted(known)[0], gpus=["GPU-1"]) as one:
-        await until(lambda: one.server.samples and one.agent.uplink.status.last_ack_at)
+        await until(lambda: one.server.samples and one.agent.uplinks[0].status.last_ack_at)
         _, text = await one.call("GET", "/metrics")
     shown = {line.partition("{")[0].partition(" ")[0] for line in text.splitlines()}
     # Nobody asked for tokens, and no GPU had an error.

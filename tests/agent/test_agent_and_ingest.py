@@ -26,6 +26,7 @@ from sidecar_agent.gpu.facts import MemoryKind as AgentMemoryKind
 from sidecar_agent.settings import Settings
 from tests.fakes.engine_pages import PAGES, EnginePages, page
 from tests.fakes.gpu_reader import scripted
+from tests.fakes.waiting import until
 from xds_server.core.model import (
     Instance,
     InstanceId,
@@ -103,13 +104,6 @@ async def agent_of(address, *instances, worker=None, token="", epoch=2, node="ho
             worker.close()
 
 
-async def until(condition, timeout=10.0):
-    deadline = time.monotonic() + timeout
-    while not condition():
-        assert time.monotonic() < deadline, "timed out"
-        await asyncio.sleep(0.01)
-
-
 @pytest.mark.parametrize("name", sorted(path.name for path in PAGES.glob("*.prom")))
 async def test_every_captured_page_becomes_a_sample_that_the_control_plane_takes(name):
     async with EnginePages({"/metrics": page(name)}) as engine, plane("a") as (_, samples, address):
@@ -120,7 +114,7 @@ async def test_every_captured_page_becomes_a_sample_that_the_control_plane_takes
         assert taken.state is EngineState.UP
         for field in ("kv_ratio", "waiting", "running", "generation_tokens_total", "slots"):
             assert getattr(taken, field) == getattr(facts, field), field
-        assert agent.uplink.status.refusals == {}
+        assert agent.uplinks[0].status.refusals == {}
         assert abs(samples[0].observed_at - time.monotonic()) < 5
 
 
@@ -181,11 +175,11 @@ async def test_refusals_of_the_control_plane_reach_the_operator():
     async with plane("a", token=token) as (_, samples, address):
         instance = {"name": "nobody", "url": "http://127.0.0.1:1"}
         async with agent_of(address, instance, token=token) as agent:
-            await until(lambda: "nobody" in agent.uplink.status.refusals)
-            assert agent.uplink.status.refusals["nobody"].code == "UNKNOWN_INSTANCE"
+            await until(lambda: "nobody" in agent.uplinks[0].status.refusals)
+            assert agent.uplinks[0].status.refusals["nobody"].code == "UNKNOWN_INSTANCE"
         async with agent_of(address, instance, token="wrong") as agent:
-            await until(lambda: agent.uplink.status.refused_stream is not None)
-            assert agent.uplink.status.refused_stream.code == "UNAUTHENTICATED"
+            await until(lambda: agent.uplinks[0].status.refused_stream is not None)
+            assert agent.uplinks[0].status.refused_stream.code == "UNAUTHENTICATED"
         assert not samples
 
 
@@ -196,8 +190,8 @@ async def test_a_late_run_of_an_agent_is_refused_and_its_successor_goes_on():
         async with agent_of(address, instance, epoch=20) as successor:
             await until(lambda: samples)
             async with agent_of(address, instance, epoch=10) as late:
-                await until(lambda: late.uplink.status.refused_stream is not None)
-                assert late.uplink.status.refused_stream.code == "STALE_EPOCH"
-            assert successor.uplink.status.connected
+                await until(lambda: late.uplinks[0].status.refused_stream is not None)
+                assert late.uplinks[0].status.refused_stream.code == "STALE_EPOCH"
+            assert successor.uplinks[0].status.connected
         async with agent_of(address, instance, epoch=10) as after:
-            await until(lambda: after.uplink.status.connected)
+            await until(lambda: after.uplinks[0].status.connected)

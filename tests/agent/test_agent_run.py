@@ -22,6 +22,7 @@ from fleet_protos.telemetry.v1 import telemetry_pb2 as pb
 from tests.fakes.blackhole import Blackhole
 from tests.fakes.engine_pages import EnginePages, page
 from tests.fakes.telemetry_server import TelemetryServer
+from tests.fakes.waiting import until
 
 IDLE = page("vllm-0.32.0-after.prom")
 BUSY = page("vllm-0.32.0-load_waiting.prom")
@@ -39,18 +40,6 @@ def counted(text: str, *, generated: float, running: float = 0.0, waiting: float
         }.get(name)
         lines.append(line if value is None else f"{line.rpartition(' ')[0]} {value}")
     return "\n".join(lines) + "\n"
-
-
-async def until(condition, timeout=10.0, what="condition"):
-    deadline = time.monotonic() + timeout
-    while True:
-        result = condition()
-        if asyncio.iscoroutine(result):
-            result = await result
-        if result:
-            return
-        assert time.monotonic() < deadline, f"timed out waiting for {what}"
-        await asyncio.sleep(0.01)
 
 
 @dataclass
@@ -209,7 +198,7 @@ async def test_a_restarted_control_plane_gets_a_hello_and_the_newest_sample_only
             await asyncio.sleep(0.06)
         assert (await running.get("/readyz"))[0] == 503
         await server.start()
-        await until(lambda: len(server.streams) == 2 and server.streams[1].samples, timeout=20)
+        await until(lambda: len(server.streams) == 2 and server.streams[1].samples, timeout_s=20)
         second = server.streams[1]
         assert second.hello.epoch == server.streams[0].hello.epoch
         assert second.samples[0].engine.waiting == 10

@@ -52,12 +52,18 @@ def test_a_file_is_read(write):
 def test_flags_win_over_the_environment_and_that_over_the_file(write):
     path = write(GOOD)
     environment = {"SIDECAR_AGENT_CONTROL_PLANE": "env:1", "SIDECAR_AGENT_TOKEN": "from-env"}
-    assert load(Flags(config=path), {}).control_plane.address == "plane:18000"
+    assert load(Flags(config=path), {}).control_plane.address == ("plane:18000",)
     settings = load(Flags(config=path), environment)
-    assert settings.control_plane.address == "env:1"
+    assert settings.control_plane.address == ("env:1",)
     assert settings.token() == "from-env"
     settings = load(Flags(config=path, control_plane="flag:2"), environment)
-    assert settings.control_plane.address == "flag:2"
+    assert settings.control_plane.address == ("flag:2",)
+
+
+@pytest.mark.parametrize("text", ["'a:1,b:2'", "[a:1, 'b:2']"])
+def test_there_may_be_several_control_planes(write, text):
+    path = write(GOOD.replace('"plane:18000"', text))
+    assert load(Flags(config=path), {}).control_plane.address == ("a:1", "b:2")
 
 
 def test_the_file_can_be_named_by_the_environment(write):
@@ -103,7 +109,7 @@ instances:
     for start, part in (
         ("control_plane.adress: unknown key", "'x:1'"),
         (
-            "control_plane.address: found 'nowhere'",
+            "control_plane.address[0]: found 'nowhere'",
             "expected host:port, for example 127.0.0.1:18000",
         ),
         ("scrape.interval_s: found -1", "expected greater than 0"),
@@ -155,6 +161,12 @@ instances:
             "expected cert and key together",
         ),
         ("{control_plane: {address: '::1:80'}}", "expected brackets"),
+        (
+            "{control_plane: {address: 'a:1,b'}}",
+            "control_plane.address[1]: found 'b', expected host:port",
+        ),
+        ("{control_plane: {address: [a:1, 'a:1']}}", "expected every control plane once"),
+        ("{control_plane: {address: []}}", "control_plane.address"),
         ("instances: [{name: a, url: 'http://h:x'}]", "expected a URL"),
         (
             "instances: [{name: a, url: 'http://h:1', probe_url: 'h:2'}]",
@@ -200,7 +212,7 @@ def test_a_wrong_token_is_not_shown_in_its_own_complaint(write):
 
 def test_an_environment_value_replaces_a_section_of_the_wrong_shape(write):
     path = write("{control_plane: 3, instances: [{name: a, url: 'http://h:1'}]}")
-    assert load(Flags(config=path, control_plane="p:1"), {}).control_plane.address == "p:1"
+    assert load(Flags(config=path, control_plane="p:1"), {}).control_plane.address == ("p:1",)
 
 
 @given(st.text(max_size=40))

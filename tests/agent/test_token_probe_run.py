@@ -10,12 +10,13 @@ import time
 import pytest
 
 from fleet_protos.telemetry.v1 import telemetry_pb2 as pb
-from sidecar_agent.agent import Agent, describe
+from sidecar_agent.agent import Agent
 from sidecar_agent.engine import probe
 from sidecar_agent.engine.facts import EngineState, TokenResult
 from sidecar_agent.engine.token_request import token_session
 from sidecar_agent.metrics import Metrics
 from sidecar_agent.settings import Settings
+from sidecar_agent.status import describe
 from tests.fakes.engine_pages import page
 from tests.fakes.envoy import eventually
 from tests.fakes.scripted_engine import ScriptedEngine, scripted_engine
@@ -33,7 +34,7 @@ class Lab:
         self.engine = engine
         self.instance = made.instances["a"]
         self.sent = []
-        made.uplink.offer = self.sent.append
+        made.uplinks[0].offer = self.sent.append
 
     async def round(self):
         await self.agent.scrape(self.instance)

@@ -19,6 +19,7 @@ from sidecar_agent.join import Sample
 from sidecar_agent.uplink import Server, Uplink
 from tests.fakes.blackhole import Blackhole
 from tests.fakes.telemetry_server import TelemetryServer
+from tests.fakes.waiting import until
 
 FACTS = EngineFacts(state=EngineState.UP, kv_ratio=0.5, waiting=0.0, running=1.0)
 
@@ -28,13 +29,6 @@ class Eager(random.Random):
 
     def uniform(self, a, b):
         return b / 50
-
-
-async def until(condition, timeout=10.0, what="condition"):
-    deadline = time.monotonic() + timeout
-    while not condition():
-        assert time.monotonic() < deadline, f"timed out waiting for {what}"
-        await asyncio.sleep(0.005)
 
 
 def make(address, *, token="", interval_s=0.2, **server):
@@ -214,7 +208,7 @@ async def test_no_control_plane_is_said_once_and_costs_no_memory():
             for n in range(50):
                 uplink.offer(sample(waiting=float(n)))
                 await asyncio.sleep(0.01)
-            await until(lambda: "no connection" in uplink.status.detail, timeout=20)
+            await until(lambda: "no connection" in uplink.status.detail, timeout_s=20)
         assert len(uplink.slots._latest) == 1
     assert len([one for one in logs if one["event"] == "control_plane_lost"]) == 1
 

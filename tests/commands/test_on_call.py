@@ -16,6 +16,7 @@ from envoy.service.discovery.v3.discovery_pb2 import DiscoveryRequest, Discovery
 from typer.testing import CliRunner, Result
 
 from tests.fakes.telemetry_client import connected_agent
+from tests.fakes.waiting import until
 from tests.fakes.xds_process import ROOT, running_server
 from xds_server.cli import app
 from xds_server.resources.snapshot import CLUSTER
@@ -65,13 +66,6 @@ async def on_call(config, tmp_path, *names: str):
             await agent.report(name)
         await server.event("server_warm")
         yield Operator(server)
-
-
-async def until(condition, timeout_s: float = 15.0):
-    async with asyncio.timeout(timeout_s):
-        while not (found := await condition()):
-            await asyncio.sleep(0.02)
-    return found
 
 
 async def test_status_shows_models_tiers_and_instances_and_no_number_without_an_age(

@@ -82,7 +82,7 @@ CONTAINERS = [
     for workload in WORKLOADS
     for container in workload["spec"]["template"]["spec"]["containers"]
 ]
-AGENTS = [each for each in CONTAINERS if each.values[1]["name"].startswith("agent-")]
+AGENTS = [each for each in CONTAINERS if each.values[1]["name"] == "agent"]
 
 
 def of_kind(kind: str) -> dict[str, dict]:
@@ -230,35 +230,25 @@ def test_agents_are_told_what_they_understand(workload, container):
     (model,) = (each for each in config.topology.models if each.name == instance.model)
     assert instance.tier in {tier.name for tier in model.tiers}
     assert re.fullmatch(r"\d+\.\d+\.\d+\.\d+:\d+", instance.endpoint)
-    number = int(container["name"].rpartition("-")[2])
     replicas = of_kind("StatefulSet")["xds-server"]["spec"]["replicas"]
-    assert number < replicas
-    assert settings.control_plane.address == f"xds-server-{number}.xds-server:{XDS_PORT}"
+    assert settings.control_plane.address == tuple(
+        f"xds-server-{number}.xds-server:{XDS_PORT}" for number in range(replicas)
+    ), "every control plane hears from every host"
     (port,) = container["ports"]
     assert settings.admin == f"0.0.0.0:{port['containerPort']}"
-    assert port["containerPort"] == AGENT_PORT + number
+    assert port["containerPort"] == AGENT_PORT
 
 
-@pytest.mark.parametrize("workload", WORKLOADS, ids=lambda each: each["metadata"]["name"])
-def test_every_control_plane_hears_from_every_host(workload):
-    containers = workload["spec"]["template"]["spec"]["containers"]
-    agents = [each for each in containers if each["name"].startswith("agent-")]
-    replicas = of_kind("StatefulSet")["xds-server"]["spec"]["replicas"]
-    assert len(agents) in {0, replicas}
-
-
-def test_an_engine_ends_after_its_agents_and_these_after_the_drain():
+def test_an_engine_ends_after_its_agent_and_that_after_the_drain():
     pod = of_kind("Deployment")["llama-3-70b"]["spec"]["template"]["spec"]
-    engine, *agents = pod["containers"]
+    engine, agent = pod["containers"]
     waits = engine["lifecycle"]["preStop"]["exec"]["command"][-1]
-    for agent in agents:
-        port = agent["ports"][0]["containerPort"]
-        assert f"open_({port})" in waits
-        drain = agent["lifecycle"]["preStop"]["exec"]["command"][-1]
-        assert f"--admin 127.0.0.1:{port}" in drain
-        assert 'sidecar-agent drain "$POD_NAME"' in drain
-        timeout_s = int(re.search(r"--timeout (\d+)", drain)[1])
-        assert pod["terminationGracePeriodSeconds"] > timeout_s
+    assert f'("127.0.0.1", {AGENT_PORT})' in waits
+    drain = agent["lifecycle"]["preStop"]["exec"]["command"][-1]
+    assert f"--admin 127.0.0.1:{AGENT_PORT}" in drain
+    assert 'sidecar-agent drain "$POD_NAME"' in drain
+    timeout_s = int(re.search(r"--timeout (\d+)", drain)[1])
+    assert pod["terminationGracePeriodSeconds"] > timeout_s
     compile(waits, "preStop", "exec")
 
 
@@ -276,8 +266,8 @@ def test_policies_select_pods_and_open_the_ports_that_are_used():
         return {port["port"] for rule in rules for port in rule["ports"]}
 
     assert opened("xds-server") == {XDS_PORT, ADMIN_PORT}
-    assert opened("sidecar-agent") == {AGENT_PORT, AGENT_PORT + 1}
-    assert opened("engine-with-sidecar") == {8000, AGENT_PORT, AGENT_PORT + 1}
+    assert opened("sidecar-agent") == {AGENT_PORT}
+    assert opened("engine-with-sidecar") == {8000, AGENT_PORT}
     admin, *more = (
         rule
         for rule in policies["xds-server"]["spec"]["ingress"]

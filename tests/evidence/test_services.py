@@ -10,18 +10,11 @@ import pytest
 from envoy.service.accesslog.v3.als_pb2 import StreamAccessLogsMessage, StreamAccessLogsResponse
 from envoy.service.load_stats.v3.lrs_pb2 import LoadStatsResponse
 
-from tests.fakes.envoy import eventually
 from tests.fakes.proxy_reports import ATTEMPT, a_load, a_log, an_entry
+from tests.fakes.waiting import until
 from xds_server.evidence import server as services
 from xds_server.evidence.budget import Budget, Lag
 from xds_server.evidence.proto import load_response, parse_load
-
-
-async def until(condition, what="", timeout_s=5.0):
-    async def probe():
-        return condition()
-
-    await eventually(probe, what=what, timeout_s=timeout_s)
 
 
 async def code_of(call) -> grpc.StatusCode:

@@ -11,6 +11,7 @@ import pytest
 import structlog
 from structlog.testing import capture_logs
 
+from tests.fakes.waiting import until
 from tests.fakes.xds_process import ROOT
 from xds_server import app as module
 from xds_server.app import App
@@ -55,12 +56,6 @@ async def running(app: App):
         finally:
             app.stop()
             await asyncio.wait_for(task, 20)
-
-
-async def until(condition, timeout_s: float = 20.0):
-    async with asyncio.timeout(timeout_s):
-        while not condition():
-            await asyncio.sleep(0.01)
 
 
 def named(lines, event):

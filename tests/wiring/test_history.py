@@ -18,6 +18,7 @@ from typer.testing import CliRunner, Result
 from fleet_protos.telemetry.v1 import telemetry_pb2 as pb
 from tests.fakes.small_disk import free_bytes, make_read_only, small_disk
 from tests.fakes.telemetry_client import connected_agent
+from tests.fakes.waiting import until
 from tests.fakes.xds_process import ROOT, running_server
 from xds_server.cli import app
 from xds_server.observability.history import config_version
@@ -39,13 +40,6 @@ def config(tmp_path) -> Path:
 
 async def run(*arguments: str) -> Result:
     return await asyncio.to_thread(CliRunner().invoke, app, arguments)
-
-
-async def until(condition, timeout_s: float = 15.0):
-    async with asyncio.timeout(timeout_s):
-        while not (found := await condition()):
-            await asyncio.sleep(0.02)
-    return found
 
 
 async def greet(agent, epoch=1):

@@ -19,17 +19,10 @@ from demo.nvmlstub import environment, read_calls
 from tests.fakes.engine_pages import EnginePages, page
 from tests.fakes.nvml import GIB, LOST, MISMATCH
 from tests.fakes.telemetry_server import TelemetryServer
+from tests.fakes.waiting import until
 
 A, B = "GPU-aaaaaaaa-0", "GPU-bbbbbbbb-0"
 ROOT = Path(__file__).resolve().parents[3]
-
-
-async def until(condition, timeout_s=10):
-    deadline = time.monotonic() + timeout_s
-    while not (result := await condition()):
-        assert time.monotonic() < deadline, "not in time"
-        await asyncio.sleep(0.02)
-    return result
 
 
 class Host:
