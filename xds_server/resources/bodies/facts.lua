@@ -118,52 +118,20 @@ end
 -- Puts the facts that are wanted into `facts`; returns whether the body can be read. Of a key that is there
 -- twice the last counts, as for engines.
 local function read(text, facts)
-  local at, c = after_space(text, sub(text, 1, 3) == "\239\187\191" and 4 or 1)
-  if c ~= 123 then
-    return false
-  end
-  at, c = after_space(text, at + 1)
-  local more = c ~= 125
-  while more do
-    if c ~= 34 then
+  for after, key, stop, start, c in member, text, opening(text) do
+    if key == nil then
       return false
     end
-    local start = at + 1
-    at = after_string(text, start)
-    if at == nil then
-      return false
-    end
-    local key = nil
-    if FIRST[byte(text, start)] and at - start <= KEY_LONGEST + 1 then
-      key = unescaped(sub(text, start, at - 2))
-    end
-    at, c = after_space(text, at)
-    if c ~= 58 then
-      return false
-    end
-    start, c = after_space(text, at + 1)
-    at = after_value(text, start, c)
-    if at == nil then
-      return false
-    end
-    if READ[key] then
-      local value, readable = value_of(text, start, at, c)
+    local name = FIRST[byte(text, key)] and name_of(text, key, stop)
+    if READ[name] then
+      local value, readable = value_of(text, start, after, c)
       if not readable then
         return false
       end
-      facts[key] = value
-    end
-    at, c = after_space(text, at)
-    if c == 44 then
-      at, c = after_space(text, at + 1)
-    elseif c == 125 then
-      more = false
-    else
-      return false
+      facts[name] = value
     end
   end
-  local _, rest = after_space(text, at + 1)
-  return rest == nil
+  return true
 end
 
 -- Puts what routes and filters want to know into the metadata; returns whether there was any.

@@ -102,3 +102,66 @@ local function unescaped(text)
   end
   return (gsub(text, "\\u00(%x%x)", character))
 end
+
+-- Where the top-level object begins, as `member` takes it; 0 = the text is something else.
+local function opening(text)
+  -- Python's json takes a byte order mark.
+  local at, c = after_space(text, sub(text, 1, 3) == "\239\187\191" and 4 or 1)
+  return c == 123 and -at or 0
+end
+
+-- What `member` says at the closing brace: nothing, which ends the loop, unless something follows it.
+local function ended(text, brace)
+  local _, rest = after_space(text, brace + 1)
+  if rest ~= nil then
+    return 0
+  end
+end
+
+-- One step of a loop over the members of the top-level object:
+--
+--   for after, key, stop, start, c in member, text, opening(text) do
+--
+-- The key is text[key..stop], still escaped; the value is text[start..after - 1] and begins with c. A step without
+-- a key says that the text is no JSON object.
+local function member(text, at)
+  local c
+  if at < 0 then
+    at, c = after_space(text, 1 - at)
+    if c == 125 then
+      return ended(text, at)
+    end
+  else
+    at, c = after_space(text, at)
+    if c == 125 then
+      return ended(text, at)
+    elseif c ~= 44 then
+      return 0
+    end
+    at, c = after_space(text, at + 1)
+  end
+  if c ~= 34 then
+    return 0
+  end
+  local key = at + 1
+  local behind = after_string(text, key)
+  if behind == nil then
+    return 0
+  end
+  at, c = after_space(text, behind)
+  if c ~= 58 then
+    return 0
+  end
+  local start
+  start, c = after_space(text, at + 1)
+  local after = after_value(text, start, c)
+  if after == nil then
+    return 0
+  end
+  return after, key, behind - 2, start, c
+end
+
+-- A key of interest as it is meant; nil for one that is too long to be any.
+local function name_of(text, key, stop)
+  return stop - key < KEY_LONGEST and unescaped(sub(text, key, stop)) or nil
+end

@@ -58,53 +58,32 @@ end
 
 -- Returns the new body, nil if the old one fits as it is, or false if it cannot be read.
 local function rewritten(text, told, completes)
-  -- Python's json takes a byte order mark.
-  local at, c = after_space(text, sub(text, 1, 3) == "\239\187\191" and 4 or 1)
-  if c ~= 123 then
-    return false
-  end
-  local opening = at
   local parts, count = {}, 0
   local done = 1 -- the text before this is in `parts`
   local changes = false
   local limited = {} -- by key; of a key that is there twice, engines take the last
   local unlimited = {} -- which parts are values that state no limit
-  at, c = after_space(text, at + 1)
-  local is_empty = c == 125
-  local more = not is_empty
-  while more do
-    if c ~= 34 then
+  local brace, is_empty = opening(text), true
+  for after, key, stop, start, c in member, text, brace do
+    if key == nil then
       return false
     end
-    local start = at + 1
-    at = after_string(text, start)
-    if at == nil then
-      return false
-    end
-    local first, key = byte(text, start), nil
-    if (first == 109 or first == 92) and at - start <= KEY_LONGEST + 1 then -- all keys of interest begin with m
-      key = unescaped(sub(text, start, at - 2))
-    end
-    at, c = after_space(text, at)
-    if c ~= 58 then
-      return false
-    end
-    start, c = after_space(text, at + 1)
-    at = after_value(text, start, c)
-    if at == nil then
-      return false
+    is_empty = false
+    local first, name = byte(text, key), nil
+    if first == 109 or first == 92 then -- all keys of interest begin with m
+      name = name_of(text, key, stop)
     end
     local instead
-    if key == "model" and told.model then
+    if name == "model" and told.model then
       if c == 34 then
         instead = told.model
       elseif told.refuses then
         return false
       end
-    elseif told.scale and LIMITS[key] then
-      local value = sub(text, start, at - 1)
+    elseif told.scale and LIMITS[name] then
+      local value = sub(text, start, after - 1)
       local asked = limit_of(value, c)
-      limited[key] = asked ~= false
+      limited[name] = asked ~= false
       if asked then
         local most = most_of(asked, told)
         instead = most < asked and format("%.0f", most) or nil
@@ -114,24 +93,12 @@ local function rewritten(text, told, completes)
       end
     end
     if instead then
-      changes = changes or sub(text, start, at - 1) ~= instead
+      changes = changes or sub(text, start, after - 1) ~= instead
       parts[count + 1] = sub(text, done, start - 1)
       parts[count + 2] = instead
       count = count + 2
-      done = at
+      done = after
     end
-    at, c = after_space(text, at)
-    if c == 44 then
-      at, c = after_space(text, at + 1)
-    elseif c == 125 then
-      more = false
-    else
-      return false
-    end
-  end
-  local _, rest = after_space(text, at + 1)
-  if rest ~= nil then
-    return false
   end
   local inserted
   if told.absent and completes and not is_limited(limited) then
@@ -148,7 +115,7 @@ local function rewritten(text, told, completes)
   end
   parts[count + 1] = sub(text, done)
   if inserted then
-    parts[1] = sub(parts[1], 1, opening) .. inserted .. sub(parts[1], opening + 1)
+    parts[1] = sub(parts[1], 1, -brace) .. inserted .. sub(parts[1], 1 - brace)
   end
   return concat(parts)
 end
