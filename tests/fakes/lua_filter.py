@@ -15,6 +15,7 @@ return function(body, headers)
   local function same(_, name) return headers[name] end
   local held = {
     get = same,
+    getNumValues = function(_, name) return headers[name] and 1 or 0 end,
     remove = function(_, name) headers[name] = nil end,
     replace = function(_, name, value) headers[name] = value; set[name] = value end,
   }

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import io
 import json
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -17,6 +18,7 @@ from tests.fakes.echo_engine import EchoEngine
 from tests.fakes.limits_lab import JSON, LimitsLab, limits_lab
 from xds_server.core.limits import Limit
 from xds_server.core.policy import AdmissionPolicy
+from xds_server.resources.bodies.request_facts import Fact
 
 pytestmark = pytest.mark.envoy
 
@@ -50,6 +52,23 @@ COUNTED: dict[str, tuple[bytes, int]] = {
     "nested is not asked": (b'{"a": {"max_tokens": 7}, "max_tokens": 900}', 900),
     "several choices": (b'{"n": 3, "max_tokens": 100}', 300),
     "several choices without a number": (b'{"n": 2}', 2 * DEFAULT),
+    "choices that nobody sees": (b'{"best_of": 20, "max_tokens": 100}', 2000),
+    "fewer of these than of others": (b'{"n": 3, "best_of": 2, "max_tokens": 100}', 300),
+    "none of these": (b'{"best_of": 0, "max_tokens": 100}', 100),
+    "the name in Responses": (b'{"max_output_tokens": 900}', 900),
+    "the name that llama.cpp believes": (b'{"max_tokens": 1, "n_predict": 900}', 900),
+    "several prompts": (b'{"prompt": ["a", "b", "c"], "max_tokens": 100}', 300),
+    "several prompts without a number": (b'{"prompt":["a","b"]}', 2 * DEFAULT),
+    "several prompts and choices": (b'{"prompt":["a","b"], "n": 3, "max_tokens": 100}', 600),
+    "prompts of tokens": (b'{"prompt":[[1, 2] , [3]], "max_tokens": 100}', 200),
+    "prompts whose text looks like several": (b'{"prompt":["a\\",\\"b]"], "max_tokens": 100}', 100),
+    "prompts with an escaped key": (b'{"\\u0070rompt":["a","b"], "max_tokens": 100}', 200),
+    "prompts twice, the last counts": (b'{"prompt":"a","prompt":["a","b"],"max_tokens":100}', 200),
+    "one prompt of tokens": (b'{"prompt":[1, 2, 3], "max_tokens": 100}', 100),
+    "one prompt in a list": (b'{"prompt":["a"], "max_tokens": 100}', 100),
+    "no prompt in a list": (b'{"prompt": [ ], "max_tokens": 100}', 100),
+    "a long text of a prompt": (b'{"prompt": "' + b"[" * 9000 + b'", "max_tokens": 100}', 100),
+    "prompts that are nested elsewhere": (b'{"a": {"prompt": ["a","b"]}, "max_tokens": 100}', 100),
     "a byte order mark": (b'\xef\xbb\xbf{"max_tokens": 900}', 900),
     "deeply nested": (b'{"max_tokens": 900, "a": ' + b"[" * 500 + b"]" * 500 + b"}", 900),
     "big numbers elsewhere": (b'{"max_tokens": 100, "seed": 12345678901234567890123}', 100),
@@ -78,6 +97,9 @@ NOT_COUNTED: dict[str, bytes] = {
     "negative choices": b'{"n": -1}',
     "too many choices": b'{"n": 129}',
     "choices as text": b'{"n": "1"}',
+    "too many choices that nobody sees": b'{"best_of": 129}',
+    "negative, in Responses": b'{"max_output_tokens": -1}',
+    "without an end, as llama.cpp has it": b'{"n_predict": -1}',
     "cut off": b'{"max_tokens": 100',
     "no JSON": b"hello",
     "more behind it": b'{"max_tokens": 100} {"max_tokens": 9}',
@@ -122,7 +144,8 @@ async def charged(lab: LimitsLab, echo: EchoEngine, **question: object) -> int |
         return int(echo.received[-1].headers["x-estimated-tokens"])
     assert reply.status == 400, reply
     assert reply.error["type"] == "invalid_request_error"
-    assert reply.error["param"] in {"max_tokens", "max_completion_tokens", "n"}
+    assert reply.error["param"] in {*Fact} - {"model", "stream"}
+    assert reply.error["message"].startswith(f"`{reply.error['param']}` must be a number from ")
     assert len(echo.received) == before
     return REFUSED
 
@@ -159,3 +182,13 @@ async def test_neither_content_type_nor_framing_nor_header_hides_a_cost(
     assert await charged(*lab, body=body, path="/v1/x/../completions?max_tokens=1") == cost(
         900, body
     )
+
+
+async def test_no_cost_is_too_large_for_a_bucket(tmp_path: Path) -> None:
+    limit = Limit(tokens_per_second=1000)
+    policy = AdmissionPolicy(prompt_tokens_per_byte=1000.0, burst_s=10)
+    async with limits_lab(tmp_path, limit=limit, admission=policy) as lab:
+        prompts = json.dumps({"max_tokens": 1_000_000, "n": 128, "prompt": ["a"] * 1000})
+        for body in (prompts.encode(), b'{"p": "%b"}' % (b"x" * 5_000_000)):
+            assert (await lab.ask(io.BytesIO(body))).status == 429
+        await lab.assert_all_accepted()

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from multidict import CIMultiDict
 
 from tests.fakes.limits_lab import JSON, LimitsLab, limits_lab
 from xds_server.core.limits import Limit, Tenant, TenantName, Tenants
@@ -102,6 +104,44 @@ async def test_tenants_are_known_by_the_hash_of_their_key(tmp_path: Path) -> Non
         dump = await lab.envoys["one"].get("/config_dump")
         assert digest in dump
         assert "sk-secret" not in dump
+
+
+HASH = hashlib.sha256(b"sk-secret").hexdigest()
+GIVEN_TWICE = [
+    pytest.param("x-tenant", False, "sk-secret", id="named"),
+    pytest.param("x-api-key", True, HASH, id="hashed"),
+    pytest.param("authorization", True, HASH, id="hashed, of a header that proxies join"),
+]
+
+
+@pytest.mark.parametrize(("header", "hashed", "key"), GIVEN_TWICE)
+async def test_who_gives_the_header_twice_is_counted_as_what_engines_read(
+    tmp_path: Path, header: str, hashed: bool, key: str
+) -> None:
+    """Else the second one, made up anew each time, would be a new bucket for whoever owns the first."""
+    row = Tenant(name=TenantName("acme"), key=key, limit=Limit(requests_per_second=0.003))
+    who = tenants(header=header, hashed=hashed, listed=(row,))
+    async with limits_lab(tmp_path, tenants=who, admission=SLOW) as lab:
+        read: Counter[str] = Counter()
+        for number in range(10):
+            for values in (("sk-secret", f"made-up-{number}"), (f"made-up-{number}", "sk-secret")):
+                sent = CIMultiDict(JSON)
+                sent.extend([(header, each) for each in values])
+                if (await lab.ask(headers=sent)).status == 200:
+                    # One value, so that nobody behind the proxy can choose another than was counted.
+                    (value,) = lab.big.last_headers.getall(header)
+                    read[value] += 1
+        assert read.pop("sk-secret", 0) in (0, 3)
+        assert set(read.values()) <= {1, 2}
+
+
+async def test_spaces_around_a_key_make_no_other_tenant(tmp_path: Path) -> None:
+    row = Tenant(name=TenantName("acme"), key=HASH, limit=Limit(requests_per_second=0.003))
+    who = tenants(header="authorization", hashed=True, listed=(row,))
+    async with limits_lab(tmp_path, tenants=who, admission=SLOW) as lab:
+        said = ["Bearer sk-secret", "Bearer  sk-secret", "bearer \t sk-secret \t"]
+        assert [await admitted(lab, 1, authorization=each) for each in said] == [1, 1, 1]
+        assert [await admitted(lab, 1, authorization=each) for each in said] == [0, 0, 0]
 
 
 async def test_what_a_tenant_is_refused_is_not_taken_from_the_model(tmp_path: Path) -> None:

@@ -1,5 +1,5 @@
 -- Copies what a body says at its top level into dynamic metadata; see request_facts.py, which puts NAMESPACE,
--- READ, NAMES, FACTS and ANY_CONTENT_TYPE in front. Stands behind outline.lua.
+-- READ, LISTS, NAMES, FACTS and ANY_CONTENT_TYPE in front. Stands behind outline.lua.
 
 local TEXT_LONGEST = 4096 -- in the body; no name of a model is as long
 
@@ -111,8 +111,33 @@ end
 
 -- The first bytes of keys of interest, escaped or not: other keys are not made into strings.
 local FIRST = { [92] = true }
-for key in pairs(READ) do
-  FIRST[byte(key)] = true
+for _, keys in pairs({ READ, LISTS }) do
+  for key in pairs(keys) do
+    FIRST[byte(key)] = true
+  end
+end
+
+-- How many texts, lists and objects a list holds; the numbers in it are the tokens of one text. A list that is none
+-- is the engine's to refuse.
+local function entries(text, at)
+  local count, c = 0, nil
+  at, c = after_space(text, at + 1)
+  while c ~= 93 do
+    if c == 34 or c == 91 or c == 123 then
+      count = count + 1
+    end
+    at = after_value(text, at, c)
+    if at == nil then
+      return count
+    end
+    at, c = after_space(text, at)
+    if c == 44 then
+      at, c = after_space(text, at + 1)
+    elseif c ~= 93 then
+      return count
+    end
+  end
+  return count
 end
 
 -- Puts the facts that are wanted into `facts`; returns whether the body can be read. Of a key that is there
@@ -129,6 +154,8 @@ local function read(text, facts)
         return false
       end
       facts[name] = value
+    elseif LISTS[name] then
+      facts[name] = c == 91 and entries(text, start) or nil
     end
   end
   return true

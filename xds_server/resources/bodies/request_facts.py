@@ -35,7 +35,10 @@ class Fact(StrEnum):
     MODEL = "model"
     MAX_TOKENS = "max_tokens"
     MAX_COMPLETION_TOKENS = "max_completion_tokens"
+    MAX_OUTPUT_TOKENS = "max_output_tokens"
+    N_PREDICT = "n_predict"
     CHOICES = "n"
+    BEST_OF = "best_of"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +61,8 @@ class Counting:
 
     facts: tuple[Fact, ...]
     """What it reads; kept from the metadata."""
+    lists: tuple[str, ...]
+    """Keys of lists whose entries it counts: as many texts, lists and objects, but not numbers."""
     program: str
     """The file, which wraps `publish` of facts.lua."""
     constants: tuple[tuple[str, float], ...]
@@ -104,10 +109,12 @@ def facts_filters(readings: Sequence[Reading], counting: Counting | None = None)
     rows = [f"[{quoted(each.fact)}] = {{ {_stand_ins(each)} }}" for each in readings]
     reads_all = counting is not None or any(each.any_content_type for each in readings)
     read = {each.fact for each in readings} | set(() if counting is None else counting.facts)
+    lists = () if counting is None else counting.lists
     constants = [
         f"local NAMESPACE = {quoted(METADATA)}",
         f"local NAMES = {{ {', '.join(quoted(each.fact) for each in readings)} }}",
-        f"local READ = {{ {', '.join(f'[{quoted(each)}] = true' for each in sorted(read))} }}",
+        f"local READ = {_set(sorted(read))}",
+        f"local LISTS = {_set(lists)}",
         f"local FACTS = {{ {', '.join(rows)} }}",
         f"local ANY_CONTENT_TYPE = {_lua(reads_all)}",
     ]
@@ -116,6 +123,10 @@ def facts_filters(readings: Sequence[Reading], counting: Counting | None = None)
         constants += [f"local {name} = {_lua(value)}" for name, value in counting.constants]
         files.append(counting.program)
     return [lua_filter("\n".join((*constants, program(*files))))]
+
+
+def _set(keys: Iterable[str]) -> str:
+    return f"{{ {', '.join(f'[{quoted(each)}] = true' for each in keys)} }}"
 
 
 def _stand_ins(reading: Reading) -> str:

@@ -1,7 +1,10 @@
 """What a request costs in tokens, before it is admitted: estimated prompt plus what it may generate.
 
-    cost = n x max(max_tokens, max_completion_tokens, or the default where neither is told)
+    cost = prompts x max(n, best_of) x the largest limit told, or the default where none is
            + bytes of the body x tokens per byte
+
+Limits are `max_tokens`, `max_completion_tokens`, `max_output_tokens` (Responses) and `n_predict` (llama.cpp, which believes
+it more than the others). `prompt` of a text completion can be a list of prompts, each of which is answered.
 
 Counted where the body is read (`request_facts`): an expression of Envoy's (CEL) costs as much again each time a limit
 asks, and the limits of a model, a tenant and a tier each ask. A limit that can be talked out of is none, so what cannot be
@@ -23,21 +26,27 @@ TOKENS_MAX = 1_000_000
 """More than any engine generates; a larger number is refused, as engines do."""
 CHOICES_MAX = 128
 """The most answers to one prompt: OpenAI's own bound of `n`."""
+COST_MOST = 999_999_999
+"""What Envoy takes off a bucket at once; of more it would take nothing."""
 TOKENS = "tokens"
 """Key of the cost in the metadata of a request; a text."""
-_COUNTED = (Fact.MAX_TOKENS, Fact.MAX_COMPLETION_TOKENS, Fact.CHOICES)
+CHOICES = (Fact.CHOICES, Fact.BEST_OF)
+_LIMITS = (Fact.MAX_TOKENS, Fact.MAX_COMPLETION_TOKENS, Fact.MAX_OUTPUT_TOKENS, Fact.N_PREDICT)
+_COUNTED = (*_LIMITS, *CHOICES)
 
 
 def counting(policy: AdmissionPolicy) -> Counting:
     """Return what the filter of facts needs to count requests."""
     return Counting(
         facts=_COUNTED,
+        lists=("prompt",),
         program="bodies/cost.lua",
         constants=(
             ("DEFAULT_TOKENS", float(policy.default_max_tokens)),
             ("TOKENS_PER_BYTE", policy.prompt_tokens_per_byte),
             ("TOKENS_MOST", float(TOKENS_MAX)),
             ("CHOICES_MOST", float(CHOICES_MAX)),
+            ("COST_MOST", float(COST_MOST)),
         ),
     )
 

@@ -27,6 +27,8 @@ class LimitRoutes:
     def __init__(self, topology: Topology) -> None:
         self._topology = topology
         self._marks = limits_clients(topology)
+        tenants = topology.tenants
+        self._named_by = None if tenants is None or tenants.hashed else tenants.header
         self._patiences: dict[ModelName, set[Patience]] = {}
 
     def refusals(self, model: Model, conditions: Sequence[Any]) -> list[Route]:
@@ -43,6 +45,9 @@ class LimitRoutes:
             fields[COUNTED].string_value = YES
             if class_name:
                 fields[CLASS].string_value = class_name
+        if self._named_by is not None and route.HasField("route"):
+            # Of a header that is there twice the first value was counted: nobody may choose another one later.
+            _tell(route, self._named_by, f"%REQ({self._named_by})%")
         gated = [tier for tier in model.tiers if is_gated(tier)]
         if gated and route.HasField("route"):
             patience = Patience.of(route)

@@ -11,7 +11,12 @@ from typing import Any
 
 from xds_server.resources import headers
 from xds_server.resources.bodies.request_facts import Fact
-from xds_server.resources.bodies.token_cost import CHOICES_MAX, TOKENS_MAX, uncountable
+from xds_server.resources.bodies.token_cost import (
+    CHOICES,
+    CHOICES_MAX,
+    TOKENS_MAX,
+    uncountable,
+)
 from xds_server.resources.errors import error_body
 from xds_server.resources.limits.admission import LIMITED
 from xds_server.resources.proto import Route, pack, typed
@@ -19,8 +24,7 @@ from xds_server.resources.proto import Route, pack, typed
 JSON = "application/json"
 
 _TOO_MUCH = "The limit of requests or tokens is reached. Try again after the time in `retry-after`."
-_TOKENS = "`max_tokens` and `max_completion_tokens` must be numbers from 0 to {tokens}, and the body JSON."
-_CHOICES = "`n` must be a number from 1 to {choices}, and the body JSON."
+_UNCOUNTED = "`{fact}` must be a number from {least} to {most}, and the body JSON."
 
 
 def over_limit_replies() -> Any:
@@ -65,8 +69,10 @@ def uncounted_routes(prefix: str, conditions: Sequence[Any]) -> list[Route]:
 
 def _refused(prefix: str, conditions: list[Any], fact: Fact) -> Route:
     r = typed.route
-    message = (_CHOICES if fact is Fact.CHOICES else _TOKENS).format(
-        tokens=TOKENS_MAX, choices=CHOICES_MAX
+    message = _UNCOUNTED.format(
+        fact=fact.value,
+        least=1 if fact is Fact.CHOICES else 0,
+        most=CHOICES_MAX if fact in CHOICES else TOKENS_MAX,
     )
     body = error_body(message, kind="invalid_request_error", param=fact.value)
     route = r.Route(

@@ -1,7 +1,8 @@
 -- Names the tenant of a request by the SHA-256 of a header's value; see tenants.py, which puts NAMESPACE, KEY, HEADER
 -- and SCHEME in front. A worker remembers the hashes of the values that it met.
 
-local byte, char, lower, rep, sub = string.byte, string.char, string.lower, string.rep, string.sub
+local byte, char, gsub, lower = string.byte, string.char, string.gsub, string.lower
+local rep, sub = string.rep, string.sub
 local band, bnot, bxor, ror, rshift, tobit = bit.band, bit.bnot, bit.bxor, bit.ror, bit.rshift, bit.tobit
 local floor = math.floor
 
@@ -55,15 +56,21 @@ end
 local known, count = {}, 0
 
 function envoy_on_request(handle)
-  local value = handle:headers():get(HEADER)
+  local headers = handle:headers()
+  local value = headers:get(HEADER)
   if value == nil then
     return
+  end
+  if headers:getNumValues(HEADER) > 1 then -- whoever reads it behind the proxy shall read what was counted
+    value = headers:getAtIndex(HEADER, 0)
+    headers:remove(HEADER)
+    headers:add(HEADER, value)
   end
   local hash = known[value]
   if hash == nil then
     local key = value
     if SCHEME ~= "" and lower(sub(value, 1, #SCHEME)) == SCHEME then
-      key = sub(value, #SCHEME + 1)
+      key = gsub(sub(value, #SCHEME + 1), "^[ \t]+", "") -- proxies drop those at the end
     end
     hash = sha256(key)
     if count >= REMEMBERED then
