@@ -15,8 +15,9 @@ from starlette.routing import BaseRoute
 
 from fleet_notify import ServiceManager
 from xds_server import __version__, logs
+from xds_server.admin.access import Access
 from xds_server.admin.history_pages import HistoryPages
-from xds_server.admin.live_page import LivePage
+from xds_server.admin.live_page import LivePage, live_facts
 from xds_server.admin.operator_pages import OperatorPages
 from xds_server.admin.server import AdminServer, Inside, UnknownInstanceError
 from xds_server.admin.status import describe_fleet, gauges_of_fleet, gauges_of_proxies
@@ -182,7 +183,8 @@ class App:
             clock=clock,
             config_version=lambda: config_version(self.topology.config.text),
         )
-        self.admin = AdminServer(self._inside())
+        self.access = Access.of(settings)
+        self.admin = AdminServer(self._inside(), settings.admin_tls)
         self._health: Health | None = None
         self.xds_port: int | None = None
         """Where proxies and agents connect; None before it is listened on."""
@@ -446,25 +448,17 @@ class App:
             evidence=lambda: describe_evidence(self.intake, self.loop.fleet.topology),
             note=self._note,
             page=self.page.index,
-            routes=(
-                *self._pages_of_the_past(),
-                *self.page.routes(),
-            ),
+            routes=(*self._pages_of_the_past(), *self.page.routes()),
+            access=self.access,
         )
 
     def _facts(self) -> dict[str, Any]:
-        """Return what the live page says above everything else."""
-        kv, telemetry = self.loop.fleet.policy.kv, self.loop.fleet.policy.telemetry
-        return {
-            "unix_s": round(time.time(), 3),
-            "version": __version__,
-            "not_ready": self._not_ready(),
-            "config_valid": self.topology.is_valid,
-            "history_trouble": self.store.trouble,
-            "stale_s": telemetry.interval_s * telemetry.stale_intervals,
-            "high": kv.high,
-            "critical": kv.critical,
-        }
+        return live_facts(
+            self.loop.fleet.policy,
+            not_ready=self._not_ready(),
+            config_valid=self.topology.is_valid,
+            history_trouble=self.store.trouble,
+        )
 
     def _note(self, name: str) -> str:
         reports = self.intake.reports
@@ -495,6 +489,7 @@ class App:
         yield from self.pulse.readings()
         yield from self.store.readings()
         yield from self.istio.readings()
+        yield from self.access.readings()
 
     def _many_gauges(self) -> Iterator[Reading]:
         fleet, latest = self.loop.fleet, dict(self.loop.latest)

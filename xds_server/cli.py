@@ -49,6 +49,15 @@ def serve(
     admin_listen: Annotated[str | None, typer.Option(help=_HELP["admin_listen"])] = None,
     state_dir: Annotated[str | None, typer.Option(help=_HELP["state_dir"])] = None,
     agents_token_file: Annotated[str | None, typer.Option(help=_HELP["agents_token_file"])] = None,
+    admin_tokens_file: Annotated[str | None, typer.Option(help=_HELP["admin_tokens_file"])] = None,
+    admin_anonymous: Annotated[str | None, typer.Option(help=_HELP["admin_anonymous"])] = None,
+    xds_cert_file: Annotated[str | None, typer.Option(help=_HELP["xds_cert_file"])] = None,
+    xds_key_file: Annotated[str | None, typer.Option(help=_HELP["xds_key_file"])] = None,
+    xds_client_ca_file: Annotated[
+        str | None, typer.Option(help=_HELP["xds_client_ca_file"])
+    ] = None,
+    admin_cert_file: Annotated[str | None, typer.Option(help=_HELP["admin_cert_file"])] = None,
+    admin_key_file: Annotated[str | None, typer.Option(help=_HELP["admin_key_file"])] = None,
     log_format: Annotated[str | None, typer.Option(help=_HELP["log_format"])] = None,
     log_level: Annotated[str | None, typer.Option(help=_HELP["log_level"])] = None,
     grace_s: Annotated[float | None, typer.Option(help=_HELP["grace_s"])] = None,
@@ -64,6 +73,13 @@ def serve(
         "admin_listen": admin_listen,
         "state_dir": state_dir,
         "agents_token_file": agents_token_file,
+        "admin_tokens_file": admin_tokens_file,
+        "admin_anonymous": admin_anonymous,
+        "xds_cert_file": xds_cert_file,
+        "xds_key_file": xds_key_file,
+        "xds_client_ca_file": xds_client_ca_file,
+        "admin_cert_file": admin_cert_file,
+        "admin_key_file": admin_key_file,
         "log_format": log_format,
         "log_level": log_level,
         "grace_s": grace_s,
@@ -129,8 +145,16 @@ def bootstrap(
     ] = "127.0.0.1:18000",
     admin_port: Annotated[int, typer.Option(help="Port of Envoy's own admin page.")] = 9901,
     delta: Annotated[bool, typer.Option("--delta", help="Use delta xDS instead of SotW.")] = False,
+    ca_file: Annotated[
+        str | None, typer.Option(help="TLS: authorities of the server's certificate (PEM).")
+    ] = None,
+    cert_file: Annotated[
+        str | None, typer.Option(help="TLS: certificate that the proxy shows (PEM).")
+    ] = None,
+    key_file: Annotated[str | None, typer.Option(help="TLS: its private key (PEM).")] = None,
 ) -> None:
     """Print the bootstrap file of an Envoy that takes everything else from xds-server."""
+    from xds_server.resources.bootstrap import ClientTls  # noqa: PLC0415
     from xds_server.resources.bootstrap import bootstrap as make  # noqa: PLC0415
 
     host, _, port = server.rpartition(":")
@@ -142,6 +166,10 @@ def bootstrap(
         problems.append(f"--server: {show(server)}: expected host:port, like 127.0.0.1:18000")
     if not 0 <= admin_port <= 65535:
         problems.append(f"--admin-port: {admin_port}: expected a port, 0-65535 (0: a free one)")
+    if (cert_file is None) != (key_file is None):
+        problems.append("--cert-file and --key-file: expected both or none")
+    if cert_file is not None and ca_file is None:
+        problems.append("--ca-file: (missing): expected a file, as there is a certificate")
     if problems:
         _fail("\n  ".join(["bad arguments", *problems]), BAD_CONFIG)
     document = make(
@@ -151,6 +179,7 @@ def bootstrap(
         xds_port=int(port),
         admin_port=admin_port,
         delta=delta,
+        tls=None if ca_file is None else ClientTls(ca=ca_file, cert=cert_file, key=key_file),
     )
     typer.echo(json.dumps(document, indent=2))
 

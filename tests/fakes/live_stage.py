@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from tests.fakes.plans import a_reason
+from xds_server.admin.access import Access
 from xds_server.admin.live_page import LivePage
 from xds_server.admin.server import AdminServer, Inside, UnknownInstanceError
 from xds_server.core.model import InstanceId, ModelName, TierName
@@ -114,6 +115,8 @@ class LiveStage:
         self.observed: dict[str, float] = {}
         """When an instance was heard of, if it is not just now."""
         self.drained: list[tuple[str, bool, str, str]] = []
+        self.access = Access()
+        """Who may look and order."""
         self.asked_for_proxies = 0
         self.is_over = False
         self.port = 0
@@ -181,6 +184,7 @@ class LiveStage:
             evidence=dict,
             page=self.page.index,
             routes=self.page.routes(),
+            access=self.access,
         )
         with socket.create_server(("127.0.0.1", 0)) as listening:
             listening.setblocking(False)

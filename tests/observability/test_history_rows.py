@@ -7,7 +7,7 @@ import io
 import pytest
 from rich.console import Console
 
-from xds_server.commands.admin_client import AskError, get
+from xds_server.commands.admin_client import AskError, Server, get
 from xds_server.commands.timeline import plain, show_events
 from xds_server.config.load import load_text
 from xds_server.core.inputs import Drain
@@ -214,6 +214,6 @@ def test_what_engines_and_proxies_say_does_not_break_the_table():
 )
 def test_who_does_not_answer_is_told(admin, code, text):
     with pytest.raises(AskError, match=text) as caught:
-        get(admin, "/api/events")
+        get(Server(admin), "/api/events")
     assert caught.value.code == code
     assert caught.value.is_gone is (code == 1)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping
 from importlib.resources import files
@@ -18,10 +19,12 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import BaseRoute, Route
 
+from xds_server import __version__
 from xds_server.admin.live_state import InstanceTexts, Items, LiveState, proxy_texts, written
 from xds_server.clock import Clock
 from xds_server.core.model import InstanceId
 from xds_server.core.plan import Plan
+from xds_server.core.policy import Policy
 from xds_server.core.sample import Sample
 from xds_server.store.row import Row
 from xds_server.xds.syncz import ProxyStatus
@@ -48,6 +51,19 @@ HEADERS = {
 MEDIA_TYPES = {
     "html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml",
 }  # fmt: skip
+
+
+def live_facts(policy: Policy, **others: Any) -> dict[str, Any]:
+    """Return what the page says above everything else."""
+    kv, telemetry = policy.kv, policy.telemetry
+    return {
+        "unix_s": round(time.time(), 3),
+        "version": __version__,
+        "stale_s": telemetry.interval_s * telemetry.stale_intervals,
+        "high": kv.high,
+        "critical": kv.critical,
+        **others,
+    }
 
 
 class LivePage:

@@ -12,6 +12,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
 from xds_server.admin import prospect
+from xds_server.admin.access import who_orders
 from xds_server.admin.overview import describe
 from xds_server.admin.server import is_foreign
 from xds_server.clock import Clock
@@ -106,7 +107,8 @@ class OperatorPages:
     def _ordered(self, request: Request, *, is_end: bool) -> Response:
         if is_foreign(request):
             return _error(403, "a page of another site may not do this")
-        given = request.query_params
+        given = dict(request.query_params)
+        given["who"] = who_orders(request, given.get("who", ""))
         try:
             order, answer = self._end(given) if is_end else self._begin(given)
         except _OrderError as error:

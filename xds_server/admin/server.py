@@ -1,8 +1,7 @@
 """The admin HTTP server: health, metrics, what was decided and why, drains.
 
-It only shows and forwards: everything comes through the `Inside` that it is given. There is no
-authentication, so it listens on loopback unless told otherwise, and commands from web pages of other
-sites are refused. Large pages are written in a thread, so that looking does not delay deciding.
+It only shows and forwards: everything comes through the `Inside` that it is given. Who may look and order
+decides `xds_server.admin.access`; orders from web pages of other sites are refused whoever asks. Large pages are written in a thread, so that looking does not delay deciding.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import dataclasses
 import json
 import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import uvicorn
@@ -22,6 +21,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import BaseRoute, Route
 
+from xds_server.admin.access import Access, Guarded, who_orders
+from xds_server.config.tls import Tls
 from xds_server.core.explain import explain
 from xds_server.core.plan import Plan
 from xds_server.observability.metrics import Scrape
@@ -55,9 +56,11 @@ class Inside:
     """What browsers get at `/`; None = what everybody gets, the list of paths."""
     routes: Sequence[BaseRoute] = ()
     """Pages of other parts."""
+    access: Access = field(default_factory=Access)
+    """Who may look and order; everybody if nothing is said."""
 
 
-def make_app(inside: Inside) -> Starlette:
+def make_app(inside: Inside) -> Guarded:
     """Return the ASGI application."""
     pages = _Pages(inside)
     routes: list[BaseRoute] = [
@@ -73,10 +76,11 @@ def make_app(inside: Inside) -> Starlette:
         Route("/debug/evidence", pages.evidence),
         Route("/drain/{instance}", pages.drain, methods=["POST"]),
         Route("/undrain/{instance}", pages.undrain, methods=["POST"]),
+        *inside.access.routes(),
         *inside.routes,
     ]
     pages.paths = [route.path for route in routes if isinstance(route, Route)]
-    return Starlette(routes=routes)
+    return Guarded(Starlette(routes=routes), inside.access)
 
 
 class _Pages:
@@ -155,7 +159,7 @@ class _Pages:
         if is_foreign(request):
             return _error(403, "a page of another site may not do this")
         name = request.path_params["instance"]
-        who = request.query_params.get("who", "admin")
+        who = who_orders(request, request.query_params.get("who", "admin"))
         why = request.query_params.get("why", "")
         try:
             self._inside.drain(name, draining, who[:100], why[:200])
@@ -196,9 +200,11 @@ def _plain(value: Any) -> Any:
 class AdminServer(uvicorn.Server):
     """Uvicorn on a socket that is bound already; signals are left to the process."""
 
-    def __init__(self, inside: Inside) -> None:
+    def __init__(self, inside: Inside, tls: Tls | None = None) -> None:
         config = uvicorn.Config(
             make_app(inside),
+            ssl_certfile=None if tls is None else tls.cert,
+            ssl_keyfile=None if tls is None else tls.key,
             lifespan="off",
             log_config=None,
             access_log=False,

@@ -12,6 +12,7 @@ from xds_server.commands.proxies import proxies
 from xds_server.commands.recordings import record, replay
 from xds_server.commands.simulate import simulate
 from xds_server.commands.status import status
+from xds_server.commands.token import token
 
 
 def add_to(app: typer.Typer) -> None:
@@ -30,5 +31,6 @@ def add_to(app: typer.Typer) -> None:
         replay,
         diff,
         simulate,
+        token,
     ):
         app.command()(command)

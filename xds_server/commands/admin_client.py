@@ -9,6 +9,8 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 FAILED = 1
@@ -29,52 +31,83 @@ class AskError(Exception):
         """Nobody answered: it may be back in a moment."""
 
 
-def get(admin: str, path: str, given: Mapping[str, Any] | None = None) -> Any:
+@dataclass(frozen=True, slots=True)
+class Server:
+    """Whom to ask, and as whom."""
+
+    address: str
+    """Of the admin HTTP, with or without `http://`."""
+    token: str | None = None
+    """What permits it; None = nothing is shown."""
+
+
+def read_token(path: Path | None) -> str | None:
+    """Return the token that a file holds; None where there is no file.
+
+    Raises:
+        AskError: It cannot be read, or holds none.
+    """
+    if path is None:
+        return None
+    try:
+        token = path.read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        why = getattr(error, "strerror", None) or "not ASCII"
+        text = f"--token-file: {path}: {why}: expected a readable file with one token"
+        raise AskError(text, BAD_USAGE) from error
+    if not token or not all("!" <= each <= "~" for each in token):
+        text = f"--token-file: {path}: expected one token and nothing else"
+        raise AskError(text, BAD_USAGE)
+    return token
+
+
+def get(server: Server, path: str, given: Mapping[str, Any] | None = None) -> Any:
     """Return the JSON of a page; parameters that are None are left out.
 
     Args:
-        admin: Address of the server, with or without `http://`.
+        server: Whom to ask.
         path: Of the page, from `/`.
         given: Parameters.
 
     Raises:
         AskError: There is no such answer.
     """
-    with _answer(admin, path, given) as response:
+    with _answer(server, path, given) as response:
         return json.load(response)
 
 
 def post(
-    admin: str, path: str, given: Mapping[str, Any] | None = None, *, body: bytes | None = None
+    server: Server, path: str, given: Mapping[str, Any] | None = None, *, body: bytes | None = None
 ) -> Any:
     """Order something and return the JSON of the answer; parameters that are None are left out.
 
     Raises:
         AskError: It was refused, or there is no answer.
     """
-    with _answer(admin, path, given, method="POST", body=body) as response:
+    with _answer(server, path, given, method="POST", body=body) as response:
         return json.load(response)
 
 
-def lines(admin: str, path: str, given: Mapping[str, Any] | None = None) -> Iterator[bytes]:
+def lines(server: Server, path: str, given: Mapping[str, Any] | None = None) -> Iterator[bytes]:
     """Yield the lines of a page as they come, each with its end.
 
     Raises:
         AskError: There is no answer, or it breaks off.
     """
-    with _answer(admin, path, given) as response:
+    with _answer(server, path, given) as response:
         yield from response
 
 
 @contextlib.contextmanager
 def _answer(
-    admin: str,
+    server: Server,
     path: str,
     given: Mapping[str, Any] | None,
     *,
     method: str = "GET",
     body: bytes | None = None,
 ) -> Iterator[Any]:
+    admin = server.address
     base = (admin if "://" in admin else f"http://{admin}").rstrip("/")
     if not base.startswith(("http://", "https://")):
         text = f"--admin: {admin}: expected an http address, like http://127.0.0.1:18001"
@@ -83,6 +116,9 @@ def _answer(
     url = f"{base}{path}?{query}" if query else base + path
     try:
         request = urllib.request.Request(url, method=method, data=body)  # noqa: S310 - scheme checked
+        if server.token is not None:
+            # Not where a redirect leads.
+            request.add_unredirected_header("Authorization", f"Bearer {server.token}")
         with urllib.request.urlopen(request, timeout=TIMEOUT_S) as response:  # noqa: S310
             yield response
     except urllib.error.HTTPError as error:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Annotated, Any, NoReturn, TypeVar
 
 import typer
 from rich.console import Console
 
-from xds_server.commands.admin_client import AskError
+from xds_server.commands.admin_client import AskError, Server, read_token
 
 ADMIN = "http://127.0.0.1:18001"
 """Where a server listens that was not told otherwise."""
@@ -20,8 +21,20 @@ Admin = Annotated[
     str,
     typer.Option(help="Admin address of the running server.", envvar="XDS_SERVER_ADMIN"),
 ]
+TokenFile = Annotated[
+    Path | None,
+    typer.Option(
+        help="File with the token that permits it, where the server asks for one.",
+        envvar="XDS_SERVER_TOKEN_FILE",
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print everything as JSON, for programs.")]
 _T = TypeVar("_T")
+
+
+def server_at(admin: str, token_file: Path | None) -> Server:
+    """Return whom the options mean, and as whom."""
+    return Server(admin, ask(lambda: read_token(token_file)))
 
 
 def ask(question: Callable[[], _T]) -> _T:

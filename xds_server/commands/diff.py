@@ -17,11 +17,13 @@ from xds_server.commands.asking import (
     ADMIN,
     Admin,
     Json,
+    TokenFile,
     ask,
     clean,
     console,
     fail,
     print_json,
+    server_at,
 )
 from xds_server.config.load import Config, load_file
 from xds_server.config.problems import ConfigError
@@ -47,12 +49,14 @@ def diff(
     ] = False,
     as_json: Json = False,
     admin: Admin = ADMIN,
+    token_file: TokenFile = None,
 ) -> None:
     """Show what CONFIG would change for a running server: settings, weights, resources. Nothing is applied."""
     new = _load(config)
     found: dict[str, Any]
     if against is None:
-        found = ask(lambda: post(admin, "/api/diff", body=new.text.encode()))
+        server = server_at(admin, token_file)
+        found = ask(lambda: post(server, "/api/diff", body=new.text.encode()))
     else:
         found = _offline(_load(against), new)
     if as_json:

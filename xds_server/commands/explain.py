@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from xds_server.commands.admin_client import get
-from xds_server.commands.asking import ADMIN, Admin, Json, ask, print_json
+from xds_server.commands.asking import ADMIN, Admin, Json, TokenFile, ask, print_json, server_at
 from xds_server.commands.explanation import told
 
 
@@ -19,9 +19,11 @@ def explain(
     *,
     as_json: Json = False,
     admin: Admin = ADMIN,
+    token_file: TokenFile = None,
 ) -> None:
     """Say why a weight or share of a running server is what it is."""
-    answer: dict[str, Any] = ask(lambda: get(admin, "/debug/explain", {"subject": subject}))
+    server = server_at(admin, token_file)
+    answer: dict[str, Any] = ask(lambda: get(server, "/debug/explain", {"subject": subject}))
     if as_json:
         print_json(answer)
     else:

@@ -12,8 +12,8 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from xds_server.commands.admin_client import BAD_USAGE, FAILED, AskError, get
-from xds_server.commands.asking import ADMIN, Admin, ask, fail, note
+from xds_server.commands.admin_client import BAD_USAGE, FAILED, AskError, Server, get
+from xds_server.commands.asking import ADMIN, Admin, TokenFile, ask, fail, note, server_at
 from xds_server.commands.timeline import show_events
 from xds_server.store.incident import markdown
 from xds_server.store.row import Kind
@@ -56,6 +56,7 @@ def events(
         bool, typer.Option("--json", help="Print one JSON object per line, for programs.")
     ] = False,
     admin: Admin = ADMIN,
+    token_file: TokenFile = None,
 ) -> None:
     """Print what happened: decisions, proxies, configurations, operators, restarts."""
     given = {
@@ -71,7 +72,8 @@ def events(
     if follow and until is not None:
         fail("--follow and --until do not go together", BAD_USAGE)
     console = Console(highlight=False)
-    answer = ask(lambda: get(admin, "/api/events", given | {"limit": limit}))
+    server = server_at(admin, token_file)
+    answer = ask(lambda: get(server, "/api/events", given | {"limit": limit}))
     if answer["has_more"] and not as_json:
         note(f"only the newest {limit}; more with --limit")
     _print(answer, console, as_json=as_json)
@@ -80,13 +82,13 @@ def events(
             note("nothing happened that fits")
         return
     try:
-        _follow(admin, given, answer["events"], console, as_json=as_json)
+        _follow(server, given, answer["events"], console, as_json=as_json)
     except KeyboardInterrupt:
         return
 
 
 def _follow(
-    admin: str,
+    server: Server,
     given: dict[str, Any],
     seen: list[dict[str, Any]],
     console: Console,
@@ -99,7 +101,7 @@ def _follow(
     while True:
         time.sleep(FOLLOW_S)
         try:
-            answer = get(admin, "/api/events", given | {"after": last, "limit": 5000})
+            answer = get(server, "/api/events", given | {"after": last, "limit": 5000})
         except AskError as error:
             if not error.is_gone:
                 fail(str(error), error.code)
@@ -136,12 +138,14 @@ def incident(
     form: Annotated[Format, typer.Option("--format", help="Markdown or JSON.")] = Format.MD,
     output: Annotated[Path | None, typer.Option(help="Write to this file.")] = None,
     admin: Admin = ADMIN,
+    token_file: TokenFile = None,
 ) -> None:
     """Export an incident: timeline, evidence, weights around it, configuration."""
     if (number is None) == (at is None):
         fail("give either ID, the number of an event, or --at TIME", BAD_USAGE)
     given = {"id": number, "at": at, "around": around}
-    found = ask(lambda: get(admin, "/api/incident", given))
+    server = server_at(admin, token_file)
+    found = ask(lambda: get(server, "/api/incident", given))
     text = (
         json.dumps(found, indent=2, ensure_ascii=False) if form is Format.JSON else markdown(found)
     )

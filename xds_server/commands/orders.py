@@ -8,8 +8,18 @@ from typing import Annotated, Any
 
 import typer
 
-from xds_server.commands.admin_client import BAD_USAGE, post
-from xds_server.commands.asking import ADMIN, Admin, Json, ask, clean, fail, print_json
+from xds_server.commands.admin_client import BAD_USAGE, Server, post
+from xds_server.commands.asking import (
+    ADMIN,
+    Admin,
+    Json,
+    TokenFile,
+    ask,
+    clean,
+    fail,
+    print_json,
+    server_at,
+)
 
 _Who = Annotated[
     str | None, typer.Option(help="Who orders it; the user of this terminal if not given.")
@@ -23,10 +33,11 @@ def drain(
     who: _Who = None,
     as_json: Json = False,
     admin: Admin = ADMIN,
+    token_file: TokenFile = None,
 ) -> None:
     """Give an instance no new requests until `undrain`; running ones finish."""
     path = f"/drain/{_quoted(instance)}"
-    answer = _order(admin, path, who=who, why=_reason(why))
+    answer = _order(server_at(admin, token_file), path, who=who, why=_reason(why))
     _say(answer, f"{instance} is being drained; `xds-server undrain` ends it", as_json=as_json)
 
 
@@ -37,9 +48,10 @@ def undrain(
     who: _Who = None,
     as_json: Json = False,
     admin: Admin = ADMIN,
+    token_file: TokenFile = None,
 ) -> None:
     """Let a drained instance warm up and take requests again."""
-    answer = _order(admin, f"/undrain/{_quoted(instance)}", who=who, why=why)
+    answer = _order(server_at(admin, token_file), f"/undrain/{_quoted(instance)}", who=who, why=why)
     _say(answer, f"{instance} is no longer drained: it warms up", as_json=as_json)
 
 
@@ -56,10 +68,11 @@ def force(
     who: _Who = None,
     as_json: Json = False,
     admin: Admin = ADMIN,
+    token_file: TokenFile = None,
 ) -> None:
     """Give a tier all requests of its model, until the time is over or it can take none."""
     given = {"tier": tier, "for": span}
-    answer = _order(admin, "/force", who=who, why=_reason(why), **given)
+    answer = _order(server_at(admin, token_file), "/force", who=who, why=_reason(why), **given)
     name = f"{answer['model']}/{answer['tier']}"
     text = f"{name} gets all requests until {answer['until']}; `xds-server unforce` ends it"
     _say(answer, text, as_json=as_json)
@@ -75,15 +88,16 @@ def unforce(
     who: _Who = None,
     as_json: Json = False,
     admin: Admin = ADMIN,
+    token_file: TokenFile = None,
 ) -> None:
     """End a `force` before its time is over."""
-    answer = _order(admin, "/unforce", who=who, why=why, model=model)
+    answer = _order(server_at(admin, token_file), "/unforce", who=who, why=why, model=model)
     name = f"{answer['model']}/{answer['tier']}"
     _say(answer, f"{name} is no longer forced: telemetry decides again", as_json=as_json)
 
 
-def _order(admin: str, path: str, *, who: str | None, **given: str | None) -> Any:
-    return ask(lambda: post(admin, path, given | {"who": who or _user()}))
+def _order(server: Server, path: str, *, who: str | None, **given: str | None) -> Any:
+    return ask(lambda: post(server, path, given | {"who": who or _user()}))
 
 
 def _reason(why: str) -> str:

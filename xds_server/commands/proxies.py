@@ -14,6 +14,7 @@ from xds_server.commands.asking import (
     ADMIN,
     Admin,
     Json,
+    TokenFile,
     ask,
     clean,
     console,
@@ -21,6 +22,7 @@ from xds_server.commands.asking import (
     note,
     print_json,
     seconds,
+    server_at,
 )
 
 _COLORS = {"synced": "green", "stale": "yellow", "not_sent": "dim", "error": "bold red"}
@@ -40,9 +42,11 @@ def proxies(
     ] = False,
     as_json: Json = False,
     admin: Admin = ADMIN,
+    token_file: TokenFile = None,
 ) -> None:
     """Show for every proxy and type of resource what was sent, acked, nacked, and what it lacks."""
-    found: list[dict[str, Any]] = ask(lambda: get(admin, "/debug/syncz"))
+    server = server_at(admin, token_file)
+    found: list[dict[str, Any]] = ask(lambda: get(server, "/debug/syncz"))
     if proxy is not None:
         known = [each["proxy"]["id"] for each in found]
         found = [each for each in found if each["proxy"]["id"] == proxy]

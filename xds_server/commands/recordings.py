@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 
 from xds_server.commands.admin_client import BAD_USAGE, FAILED, AskError, lines
-from xds_server.commands.asking import ADMIN, Admin, fail, note
+from xds_server.commands.asking import ADMIN, Admin, TokenFile, fail, note, server_at
 from xds_server.store.moments import parse_span
 
 
@@ -24,6 +24,7 @@ def record(
     span: Annotated[str, typer.Option("--for", help="How long: 60s, 10m.")] = "60s",
     force: Annotated[bool, typer.Option("--force", help="Replace FILE if it is there.")] = False,
     admin: Admin = ADMIN,
+    token_file: TokenFile = None,
 ) -> None:
     """Record what a running server takes in and decides, for `replay`."""
     try:
@@ -32,12 +33,13 @@ def record(
         fail(f"--for: {error}", BAD_USAGE)
     if file.exists() and not force:
         fail(f"{file} is there already (--force replaces it)", BAD_USAGE)
+    server = server_at(admin, token_file)
     part = file.with_name(file.name + ".part")
     count = 0
     last = b""
     try:
         with gzip.open(part, "wb") as out:
-            for line in lines(admin, "/api/recording", {"for": f"{seconds:g}s"}):
+            for line in lines(server, "/api/recording", {"for": f"{seconds:g}s"}):
                 out.write(line)
                 count += line.startswith(b'{"step"')
                 last = line

@@ -14,11 +14,12 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from xds_server.commands.admin_client import BAD_USAGE, AskError, get
+from xds_server.commands.admin_client import BAD_USAGE, AskError, Server, get
 from xds_server.commands.asking import (
     ADMIN,
     Admin,
     Json,
+    TokenFile,
     clean,
     console,
     fail,
@@ -26,6 +27,7 @@ from xds_server.commands.asking import (
     percent,
     print_json,
     seconds,
+    server_at,
 )
 
 _COLORS = {
@@ -52,14 +54,16 @@ def status(
     every: Annotated[float, typer.Option(help="With --watch: seconds between two looks.")] = 1.0,
     as_json: Json = False,
     admin: Admin = ADMIN,
+    token_file: TokenFile = None,
 ) -> None:
     """Show models, tiers, instances and classes: level, pressure, weight, ceiling, age, reason."""
     if not 0.1 <= every <= 3600:
         fail(f"--every: {every:g}: expected seconds from 0.1 to 3600", BAD_USAGE)
+    server = server_at(admin, token_file)
     try:
-        found = _look(admin, model)
+        found = _look(server, model)
         if watch:
-            _watch(admin, model, found, every_s=every, as_json=as_json)
+            _watch(server, model, found, every_s=every, as_json=as_json)
         elif as_json:
             print_json(found)
         else:
@@ -70,8 +74,8 @@ def status(
         return
 
 
-def _look(admin: str, model: str | None) -> dict[str, Any]:
-    found: dict[str, Any] = get(admin, "/api/status")
+def _look(server: Server, model: str | None) -> dict[str, Any]:
+    found: dict[str, Any] = get(server, "/api/status")
     if model is None:
         return found
     names = [each["model"] for each in found["models"]]
@@ -81,18 +85,18 @@ def _look(admin: str, model: str | None) -> dict[str, Any]:
 
 
 def _watch(
-    admin: str, model: str | None, found: dict[str, Any], *, every_s: float, as_json: bool
+    server: Server, model: str | None, found: dict[str, Any], *, every_s: float, as_json: bool
 ) -> None:
     """Show it again and again; a server that is away for a moment is waited for."""
     out = console()
     if as_json or not out.is_terminal:
-        _print_on(admin, model, found, every_s=every_s, out=None if as_json else out)
+        _print_on(server, model, found, every_s=every_s, out=None if as_json else out)
         return
     with Live(_page(found), console=out, screen=True, auto_refresh=False) as live:
         while True:
             time.sleep(every_s)
             try:
-                page: RenderableType = _page(_look(admin, model))
+                page: RenderableType = _page(_look(server, model))
             except AskError as error:
                 if not error.is_gone:
                     raise
@@ -101,7 +105,7 @@ def _watch(
 
 
 def _print_on(
-    admin: str,
+    server: Server,
     model: str | None,
     found: dict[str, Any],
     *,
@@ -117,7 +121,7 @@ def _print_on(
         sys.stdout.flush()
         time.sleep(every_s)
         try:
-            found, is_away = _look(admin, model), False
+            found, is_away = _look(server, model), False
         except AskError as error:
             if not error.is_gone:
                 raise

@@ -273,6 +273,21 @@ class ServerSection(Written):
     admin_listen: Listen | None = None
     state_dir: Text | None = None
     agents_token_file: Text | None = None
+    admin_tokens_file: Text | None = None
+    """File of who may look and order at the admin address (docs/security.md); left out = no tokens."""
+    admin_anonymous: Literal["none", "viewer", "operator"] | None = None
+    """What is permitted without a token; left out = `none` where there is a file of tokens, else `operator` on
+    loopback and `viewer` elsewhere."""
+    xds_cert_file: Text | None = None
+    """TLS for proxies and agents: certificate chain (PEM), read again at every handshake."""
+    xds_key_file: Text | None = None
+    """Its private key (PEM)."""
+    xds_client_ca_file: Text | None = None
+    """Only who has a certificate of these authorities (PEM) may connect; left out = everybody may."""
+    admin_cert_file: Text | None = None
+    """TLS for the admin address: certificate chain (PEM)."""
+    admin_key_file: Text | None = None
+    """Its private key (PEM)."""
     log_format: Literal["auto", "console", "json"] | None = None
     log_level: Literal["debug", "info", "warning", "error"] | None = None
     grace_s: Annotated[Number, Field(ge=0)] | None = None

@@ -6,6 +6,7 @@ file and the documentation follow it.
 
 from __future__ import annotations
 
+import ipaddress
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,9 +16,11 @@ from typing import Any
 from pydantic import ValidationError
 
 from xds_server.config.addresses import parse_address
+from xds_server.config.admin_tokens import read_tokens
 from xds_server.config.load import problems_of
 from xds_server.config.problems import MISSING, ConfigError, Problem
 from xds_server.config.schema import ServerSection
+from xds_server.config.tls import Tls, tls_of
 
 ENV_PREFIX = "XDS_SERVER_"
 
@@ -68,6 +71,35 @@ SETTINGS: tuple[Setting, ...] = (
         help="File with the bearer token that agents must present; without one, agents may not "
         "register instances.",
     ),
+    Setting(
+        name="admin_tokens_file",
+        default=None,
+        help="File of who may look and order at the admin address: one token per line "
+        "(docs/security.md, xds-server token).",
+    ),
+    Setting(
+        name="admin_anonymous",
+        default=None,
+        help="What is permitted without a token: none, viewer or operator. Default: none where there "
+        "is a file of tokens, else operator on loopback and viewer elsewhere.",
+    ),
+    Setting(
+        name="xds_cert_file",
+        default=None,
+        help="TLS for proxies and agents: file of the certificate chain (PEM).",
+    ),
+    Setting(name="xds_key_file", default=None, help="File of its private key (PEM)."),
+    Setting(
+        name="xds_client_ca_file",
+        default=None,
+        help="Only proxies and agents with a certificate of these authorities may connect (PEM).",
+    ),
+    Setting(
+        name="admin_cert_file",
+        default=None,
+        help="TLS for the admin address: file of the certificate chain (PEM).",
+    ),
+    Setting(name="admin_key_file", default=None, help="File of its private key (PEM)."),
     Setting(
         name="log_format",
         default="auto",
@@ -122,6 +154,10 @@ class Settings:
     admin_port: int
     state_dir: Path
     agents_token: str | None
+    admin_tokens_file: Path | None
+    admin_anonymous: str | None
+    xds_tls: Tls | None
+    admin_tls: Tls | None
     log_format: str
     log_level: str
     grace_s: float
@@ -162,6 +198,8 @@ def resolve(
         ]
         raise ConfigError("settings", problems) from error
     token = _read_token(names["agents_token_file"], section.agents_token_file)
+    if section.admin_tokens_file is not None:
+        read_tokens(Path(section.admin_tokens_file))
     return _settings(section, token, environ)
 
 
@@ -176,6 +214,10 @@ def _settings(section: ServerSection, token: str | None, environ: Mapping[str, s
         admin_port=admin_port,
         state_dir=state_dir,
         agents_token=token,
+        admin_tokens_file=Path(section.admin_tokens_file) if section.admin_tokens_file else None,
+        admin_anonymous=section.admin_anonymous,
+        xds_tls=tls_of(section, "xds"),
+        admin_tls=tls_of(section, "admin"),
         log_format=section.log_format or "auto",
         log_level=section.log_level or "info",
         grace_s=section.grace_s or 0.0,
@@ -185,6 +227,11 @@ def _settings(section: ServerSection, token: str | None, environ: Mapping[str, s
         store_max_bytes=int(section.store_max_bytes or 0),
         traces_url=section.traces_url,
     )
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach an address."""
+    return ipaddress.ip_address(host).is_loopback
 
 
 def default_state_dir(environ: Mapping[str, str]) -> Path:

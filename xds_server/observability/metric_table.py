@@ -101,6 +101,11 @@ GROUPS: dict[str, dict[str, Metric]] = {
         "fleet_config_valid": Metric(
             "gauge", "0 or 1", "1 if the file as it is now is the one in use."
         ),
+        "fleet_admin_tokens_valid": Metric(
+            "gauge",
+            "0 or 1",
+            "1 if the file of admin tokens as it is now is the one in use, or there is none.",
+        ),
         "fleet_state_writes_total": Metric(
             "counter",
             "writes",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from xds_server.resources.names import CONTROL_PLANE
@@ -11,9 +12,23 @@ from xds_server.resources.names import CONTROL_PLANE
 _TYPE = "type.googleapis.com/"
 _HTTP_OPTIONS = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions"
 _INTERNAL_LISTENER = "envoy.extensions.bootstrap.internal_listener.v3.InternalListener"
+_UPSTREAM_TLS = "envoy.extensions.transport_sockets.tls.v3.UpstreamTlsContext"
 _MINIMUM_CLUSTERS = (
     "envoy.extensions.config.validators.minimum_clusters.v3.MinimumClustersValidator"
 )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientTls:
+    """Files as the proxy finds them."""
+
+    ca: str
+    """Authorities of the control plane's certificate (PEM)."""
+    cert: str | None = None
+    """What the proxy shows; None = nothing."""
+    key: str | None = None
+    server_name: str = ""
+    """Whom the certificate must be of; empty = the host of the control plane."""
 
 
 def bootstrap(
@@ -28,6 +43,7 @@ def bootstrap(
     metadata: Mapping[str, Any] | None = None,
     initial_fetch_timeout_s: float = 5.0,
     minimum_clusters: int = 1,
+    tls: ClientTls | None = None,
 ) -> dict[str, Any]:
     """Return an Envoy bootstrap as JSON.
 
@@ -44,6 +60,7 @@ def bootstrap(
             waits for ever, and Envoy does not serve until it has stopped waiting.
         minimum_clusters: refuse an answer with fewer clusters, so that a control plane that lost its
             configuration cannot take a working proxy's away; 0 = accept any.
+        tls: how the control plane is trusted, and what the proxy shows it; None = no TLS.
     """
     ads = {
         "ads": {},
@@ -98,18 +115,20 @@ def bootstrap(
             }
         },
         "dynamic_resources": {"ads_config": stream, "cds_config": ads, "lds_config": ads},
-        "static_resources": {"clusters": [_control_plane(xds_host, xds_port)]},
+        "static_resources": {"clusters": [_control_plane(xds_host, xds_port, tls)]},
     }
 
 
-def _control_plane(host: str, port: int) -> dict[str, Any]:
+def _control_plane(host: str, port: int, tls: ClientTls | None) -> dict[str, Any]:
     keepalive = {"interval": "10s", "timeout": "5s"}
     options = {
         "@type": _TYPE + _HTTP_OPTIONS,
         "explicit_http_config": {"http2_protocol_options": {"connection_keepalive": keepalive}},
     }
     endpoint = {"endpoint": {"address": _socket(host, port)}}
+    secured = {} if tls is None else {"transport_socket": _transport_socket(host, tls)}
     return {
+        **secured,
         "name": CONTROL_PLANE,
         "type": "STATIC" if _is_ip(host) else "STRICT_DNS",
         "connect_timeout": "1s",
@@ -120,6 +139,27 @@ def _control_plane(host: str, port: int) -> dict[str, Any]:
             "endpoints": [{"lb_endpoints": [endpoint]}],
         },
     }
+
+
+def _transport_socket(host: str, tls: ClientTls) -> dict[str, Any]:
+    name = tls.server_name or host
+    kind = "IP_ADDRESS" if _is_ip(name) else "DNS"
+    context: dict[str, Any] = {
+        "validation_context": {
+            "trusted_ca": {"filename": tls.ca},
+            # Else any certificate of that authority would do.
+            "match_typed_subject_alt_names": [{"san_type": kind, "matcher": {"exact": name}}],
+        },
+        "alpn_protocols": ["h2"],
+    }
+    if tls.cert is not None:
+        context["tls_certificates"] = [
+            {"certificate_chain": {"filename": tls.cert}, "private_key": {"filename": tls.key}}
+        ]
+    wanted: dict[str, Any] = {"@type": _TYPE + _UPSTREAM_TLS, "common_tls_context": context}
+    if not _is_ip(name):
+        wanted["sni"] = name
+    return {"name": "envoy.transport_sockets.tls", "typed_config": wanted}
 
 
 def _socket(host: str, port: int) -> dict[str, Any]:

@@ -9,12 +9,13 @@ import aiohttp
 import pytest
 
 from tests.fakes.live_stage import LiveStage, a_model
+from tests.fakes.waiting import PATIENCE_S
 from xds_server.admin.live_page import BEAT_S, MOST_EVENTS
 
 
 async def message(stream) -> tuple[str, dict]:
     """Read one server-sent event."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         text = await anext(stream) if hasattr(stream, "__anext__") else await one(stream)
     name, data = text.strip().split("\n")
     return name.removeprefix("event: "), json.loads(data.removeprefix("data: "))

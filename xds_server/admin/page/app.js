@@ -1,5 +1,6 @@
 // Starts the page: the stream fills the state, every part draws what changed in it.
 import { Clock, utc } from "./format.js";
+import { Access } from "./access.js";
 import { connect } from "./stream.js";
 import { Fleet } from "./fleet.js";
 import { Proxies } from "./proxies.js";
@@ -9,12 +10,14 @@ import { sum } from "./verdict.js";
 import { followTheme } from "./theme.js";
 
 const clock = new Clock();
-const explain = new Explain();
+const access = new Access();
+const explain = new Explain(access);
 const fleet = new Fleet(document.getElementById("fleet"), clock, (subject, from) => explain.open(subject, from));
 const proxies = new Proxies(clock);
-const events = new Events((row) => fleet.backfill(row));
+const events = new Events((row) => fleet.backfill(row), access);
 const lost = document.getElementById("lost");
 let state = null;
+let isFirst = true;
 
 followTheme(document.getElementById("theme"));
 
@@ -25,25 +28,38 @@ function draw(changed) {
   explain.refresh(changed, state);
 }
 
+// Numbers stay, but nobody may take them for the present.
+function say(text) {
+  if (lost.textContent !== text) lost.textContent = text;
+  lost.hidden = false;
+  document.body.classList.add("is-lost");
+}
+
+const since = (heardAt) => (heardAt === null ? "" : ` What you see is from ${utc(clock.unixAt(heardAt))} UTC.`);
+
 connect({
+  access,
   onState(next, changed, news) {
     state = next;
     clock.set(state.facts);
+    if (!lost.hidden || isFirst) events.load(); // What happened meanwhile.
+    isFirst = false;
     lost.hidden = true;
     document.body.classList.remove("is-lost");
     events.add(news);
     draw(changed);
   },
   onLost(heardAt) {
-    // Numbers stay, but nobody may take them for the present.
-    const since = heardAt === null ? "" : ` What you see is from ${utc(clock.unixAt(heardAt))} UTC.`;
-    const text = `No connection to the control plane; proxies keep what they have.${since} Trying again.`;
-    if (lost.textContent !== text) lost.textContent = text;
-    lost.hidden = false;
-    document.body.classList.add("is-lost");
+    say(`No connection to the control plane; proxies keep what they have.${since(heardAt)} Trying again.`);
+  },
+  onRefused(why, heardAt) {
+    say(`Nothing is shown: ${why}.${since(heardAt)}`);
+    if (state === null) document.getElementById("verdict").lastElementChild.textContent = "Log in to look";
+    access.draw();
+    if (access.is.has_tokens && isFirst) access.ask(why);
+    isFirst = false;
   },
 });
-events.load();
 
 setInterval(() => {
   if (state === null) return;

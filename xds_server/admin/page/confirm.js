@@ -35,13 +35,15 @@ const ORDERS = {
   }),
 };
 
-export function confirm(order, name, onDone) {
-  asked = { ...ORDERS[order](name), onDone };
+export function confirm(order, name, access, onDone) {
+  asked = { ...ORDERS[order](name), access, onDone };
   at("title").textContent = asked.title;
   at("text").textContent = asked.text;
   at("yes").textContent = asked.yes;
   at("for-label").hidden = !asked.isTimed;
-  at("who").value = localStorage.getItem(KEY) ?? "";
+  // The history names whose token it is, whatever is written here.
+  at("who").value = access.is.who || (localStorage.getItem(KEY) ?? "");
+  at("who").readOnly = Boolean(access.is.who);
   at("why").value = "";
   at("error").textContent = "";
   dialog.showModal();
@@ -52,12 +54,12 @@ at("no").addEventListener("click", () => dialog.close());
 
 dialog.querySelector("form").addEventListener("submit", async (event) => {
   event.preventDefault();
-  localStorage.setItem(KEY, at("who").value);
+  if (!asked.access.is.who) localStorage.setItem(KEY, at("who").value);
   const given = { ...asked.query, who: at("who").value, why: at("why").value };
   if (asked.isTimed) given.for = at("for").value;
   at("yes").disabled = true;
   try {
-    const answer = await fetch(`${asked.path}?${new URLSearchParams(given)}`, { method: "POST" });
+    const answer = await asked.access.fetch(`${asked.path}?${new URLSearchParams(given)}`, { method: "POST" });
     if (answer.ok) {
       dialog.close();
       asked.onDone();

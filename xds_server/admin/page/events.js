@@ -5,7 +5,8 @@ const MOST = 200;
 const BAD = ["instance_down", "instance_quarantined", "xds_nack_received", "config_refused", "server_was_killed"];
 
 export class Events {
-  constructor(onWeights) {
+  constructor(onWeights, access) {
+    this.access = access;
     this.onWeights = onWeights;
     this.rows = [];
     this.known = new Set();
@@ -18,7 +19,7 @@ export class Events {
   // What happened before the control plane's own memory; the page does without where there is none.
   async load() {
     try {
-      const [all, weights] = await Promise.all(["limit=200", "kind=weights&since=10m&limit=1000"].map((query) => fetch(`api/events?${query}`)));
+      const [all, weights] = await Promise.all(["limit=200", "kind=weights&since=10m&limit=1000"].map((query) => this.access.fetch(`api/events?${query}`)));
       if (all.ok) this.add((await all.json()).events);
       if (weights.ok) this.remember((await weights.json()).events);
     } catch {

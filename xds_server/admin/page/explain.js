@@ -5,7 +5,8 @@ import { confirm } from "./confirm.js";
 const AGAIN_MS = 1000;
 
 export class Explain {
-  constructor() {
+  constructor(access) {
+    this.access = access;
     this.panel = document.getElementById("explain");
     this.subject = null;
     document.addEventListener("keydown", (event) => {
@@ -44,7 +45,7 @@ export class Explain {
     const subject = this.subject;
     let answer;
     try {
-      answer = await (await fetch(`debug/explain?subject=${encodeURIComponent(subject)}`)).json();
+      answer = await (await this.access.fetch(`debug/explain?subject=${encodeURIComponent(subject)}`)).json();
     } catch {
       answer = { error: "The control plane does not answer." };
     }
@@ -70,9 +71,10 @@ export class Explain {
   }
 
   orders(answer) {
+    if (!this.access.is.may_order) return element("p", { class: "quiet", text: `No orders from here: ${this.access.is.why}.` });
     const [order, subject, text] = orderOf(answer);
     const button = element("button", { type: "button", "data-key": "order", text });
-    button.addEventListener("click", () => confirm(order, subject, () => this.load()));
+    button.addEventListener("click", () => confirm(order, subject, this.access, () => this.load()));
     return element("div", { class: "buttons" }, button);
   }
 }

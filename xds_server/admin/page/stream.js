@@ -1,23 +1,35 @@
 // Server-sent events: the whole state at connect, then what changed; again after every loss.
 const SILENCE_MS = 3500; // The control plane says something every second.
 const AGAIN_MS = 1000;
+const REFUSED_MS = 10000;
 const SECTIONS = ["models", "instances", "proxies"];
 
-export function connect({ onState, onLost }) {
+export function connect({ access, onState, onLost, onRefused }) {
   let state = null;
   let heardAt = null;
-  let source = null;
+  let openedAt = null;
+  let opened = null;
   let again = null;
 
-  function open() {
+  async function open() {
     again = null;
-    source = new EventSource("api/stream");
-    source.addEventListener("state", (event) => {
-      state = { facts: {}, models: new Map(), instances: new Map(), proxies: new Map() };
-      take(JSON.parse(event.data), true);
-    });
-    source.addEventListener("change", (event) => state && take(JSON.parse(event.data), false));
-    source.onerror = lose;
+    openedAt = performance.now();
+    const mine = (opened = new AbortController());
+    try {
+      await access.load(mine.signal);
+      if (!access.is.may_look) return refuse(access.is.why);
+      // Not an EventSource: that one cannot say who asks.
+      const answer = await access.fetch("api/stream", { signal: mine.signal });
+      if (answer.status === 401 || answer.status === 403) return refuse((await answer.json()).error);
+      if (!answer.ok) throw new Error(answer.status);
+      for await (const [name, data] of messages(answer.body)) {
+        if (name === "state") state = { facts: {}, models: new Map(), instances: new Map(), proxies: new Map() };
+        take(JSON.parse(data), name === "state");
+      }
+    } catch {
+      // Below.
+    }
+    if (!mine.signal.aborted) lose();
   }
 
   function take(message, isWhole) {
@@ -36,12 +48,33 @@ export function connect({ onState, onLost }) {
 
   function lose() {
     onLost(heardAt);
-    source.close();
+    opened.abort();
     again ??= setTimeout(open, AGAIN_MS);
   }
 
+  function refuse(why) {
+    onRefused(why, heardAt);
+    again ??= setTimeout(open, REFUSED_MS);
+  }
+
   setInterval(() => {
-    if (again === null && heardAt !== null && performance.now() - heardAt > SILENCE_MS) lose();
+    if (again === null && performance.now() - Math.max(heardAt ?? 0, openedAt) > SILENCE_MS) lose();
   }, 500);
   open();
+}
+
+async function* messages(body) {
+  const reader = body.pipeThrough(new TextDecoderStream()).getReader();
+  let text = "";
+  for (;;) {
+    const { value, done } = await reader.read();
+    if (done) return;
+    text += value;
+    const parts = text.split("\n\n");
+    text = parts.pop();
+    for (const part of parts) {
+      const fields = Object.fromEntries(part.split("\n").map((line) => [line.slice(0, line.indexOf(":")), line.slice(line.indexOf(":") + 2)]));
+      yield [fields.event, fields.data];
+    }
+  }
 }
