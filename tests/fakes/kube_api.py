@@ -249,6 +249,8 @@ class Api:
         self._watches.add(task)
         at = int(entry.query.get("resourceVersion") or self.store.version)
         try:
+            if not entry.query.get("resourceVersion") and target.key in self.store.objects:
+                await _send(response, "ADDED", self.store.get(target))
             while True:
                 if at < self.store.oldest:
                     gone = RefusedError(410, "Expired", f"too old resource version: {at}")

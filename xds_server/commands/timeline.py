@@ -28,6 +28,7 @@ _KINDS = {
     "config": "cyan",
     "proxy": "blue",
     "weights": "yellow",
+    "mesh": "blue",
     "process": "bright_black",
     "store": "red",
 }

@@ -45,6 +45,10 @@ def check_istio(raw: dict[str, Any]) -> Iterator[Problem]:
         for where, tier in _mapped(path, model):
             yield from hosts.check(where, tier)
     yield from _check_source(raw)
+    yield from _check_picker(raw, known)
+    yield from _check_probe(raw)
+    yield from _check_patches(raw)
+    yield from _check_needed(raw)
 
 
 def doubts(raw: dict[str, Any]) -> Iterator[Problem]:
@@ -65,6 +69,9 @@ def doubts(raw: dict[str, Any]) -> Iterator[Problem]:
                     "or give its labels, and we make one"
                 )
                 yield Problem.of(join(where, "subset"), tier["subset"], expected)
+    if _section(_section(raw, "istio"), "endpoint_picker").get("conformance"):
+        expected = "false where clients are real: any of them could choose its endpoint"
+        yield Problem.of("istio.endpoint_picker.conformance", True, expected)
     source = _section(_section(raw, "istio"), "config_source")
     listen = source.get("listen")
     if listen and "certificate_file" not in source:
@@ -149,6 +156,70 @@ def _check_source(raw: dict[str, Any]) -> Iterator[Problem]:
         if source.get(one) is not None and source.get(other) is None:
             expected = f"required: {one} is of no use alone"
             yield Problem.of(join("istio.config_source", other), MISSING, expected)
+
+
+def _check_picker(
+    raw: dict[str, Any], known: dict[str, dict[str, dict[str, Any]]]
+) -> Iterator[Problem]:
+    picker = _section(_section(raw, "istio"), "endpoint_picker")
+    for index, name in enumerate(_list(picker.get("models"))):
+        if isinstance(name, str) and name not in known:
+            path = join("istio.endpoint_picker.models", index)
+            yield Problem.of(path, name, f"one of the models: {', '.join(known)}")
+
+
+def _check_probe(raw: dict[str, Any]) -> Iterator[Problem]:
+    istio = _section(raw, "istio")
+    if not isinstance(istio.get("probe"), dict):
+        return
+    probe, path = istio["probe"], "istio.probe"
+    for one, other in (
+        ("certificate_file", "key_file"),
+        ("key_file", "certificate_file"),
+        ("certificate_file", "ca_file"),
+        ("token_file", "ca_file"),
+    ):
+        if probe.get(one) is not None and probe.get(other) is None:
+            expected = f"required: {one} is of no use without it, or goes out in plaintext"
+            yield Problem.of(join(path, other), MISSING, expected)
+    mapped = [tier for where, model in _models(raw) for _, tier in _mapped(where, model)]
+    if mapped and not probe.get("ports") and all(tier.get("port") is None for tier in mapped):
+        expected = "the ports at which clients call the models' hosts: no tier has a port"
+        yield Problem.of(join(path, "ports"), probe.get("ports", MISSING), expected)
+
+
+def _check_patches(raw: dict[str, Any]) -> Iterator[Problem]:
+    mapped = [each.get("model") for _, each in _models(raw)]
+    kubernetes = _section(_section(raw, "istio"), "kubernetes")
+    routes: dict[tuple[Any, ...], str] = {}
+    models: dict[Any, str] = {}
+    for index, each in enumerate(_list(kubernetes.get("patch"))):
+        path = join("istio.kubernetes.patch", index)
+        name = each.get("model") if isinstance(each, dict) else None
+        if not isinstance(name, str):
+            continue
+        if name not in mapped:
+            expected = "one of istio.models: its tiers' hosts are the destinations"
+            yield Problem.of(join(path, "model"), name, expected)
+        elif (first := models.setdefault(name, path)) != path:
+            yield Problem.of(
+                join(path, "model"), name, f"a model that is not patched yet (see {first})"
+            )
+        route = (each.get("namespace"), each.get("virtual_service"), each.get("route"))
+        if (first := routes.setdefault(route, path)) != path:
+            expected = f"a route that no other model sets (see {first})"
+            yield Problem.of(join(path, "route"), each.get("route"), expected)
+
+
+def _check_needed(raw: dict[str, Any]) -> Iterator[Problem]:
+    """Yield whether models are missing: all ways but the picker are about their hosts."""
+    section = raw.get("istio")
+    if not isinstance(section, dict) or section.get("models"):
+        return
+    others = sorted(section.keys() - {"models", "endpoint_picker"})
+    if others or section.get("endpoint_picker") is None:
+        expected = f"at least one entry: istio.{others[0] if others else 'models'} is about them"
+        yield Problem.of("istio.models", section.get("models", MISSING), expected)
 
 
 def _claim(

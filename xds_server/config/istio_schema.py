@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, Strict
+from pydantic import AfterValidator, Field, Strict
 
 from xds_server.config.mirror import Number, Whole
 from xds_server.config.values import Listen, Name, Text, Written
@@ -29,11 +29,20 @@ PATTERN_RULES = {
 }
 """The same for people."""
 
+
+def _is_target(text: str) -> str:
+    host, _, port = text.rpartition(":")
+    if not host.strip("[]") or not (port.isascii() and port.isdigit() and 1 <= int(port) <= 65535):
+        raise ValueError("host:port, like istiod.istio-system.svc:15010")
+    return text
+
+
 Label = Annotated[str, Field(pattern=LABEL_PATTERN)]
 ObjectName = Annotated[str, Field(pattern=OBJECT_PATTERN, max_length=253)]
 Host = Annotated[str, Field(pattern=HOST_PATTERN, max_length=253)]
 Gateway = Annotated[str, Field(pattern=GATEWAY_PATTERN)]
 Port = Annotated[Whole, Field(ge=1, le=65535)]
+Target = Annotated[str, AfterValidator(_is_target)]
 
 
 class IstioTier(Written):
@@ -89,12 +98,103 @@ class ConfigSourceSection(Written):
     """Label `istio.io/rev` of the objects; left out = every istiod takes them."""
 
 
+class EndpointPickerSection(Written):
+    """The picker of an InferencePool: gateways ask it over ext_proc which instance gets a request.
+
+    Here Python is in the path of requests; docs/istio/endpoint-picker.md says what that costs.
+    """
+
+    listen: Listen = "127.0.0.1:9002"
+    """ip:port for gateways, plaintext HTTP/2 (`appProtocol: http2` on its Service)."""
+    models: list[Name] = Field(default_factory=list)
+    """Names of `models` that it picks for, where the gateway has a picker for others; empty = all."""
+    retries: Annotated[Whole, Field(ge=0, le=7)] = 2
+    """Endpoints besides the picked one that the gateway is told to try, in order, as its own retry policy allows."""
+    retry_after_s: Annotated[Whole, Field(ge=1, le=3600)] = 1
+    """`retry-after` of requests that are shed (429): those that the plan gives to the static tier."""
+    max_body_bytes: Annotated[Whole, Field(ge=1024, le=256_000_000)] = 8 * 2**20
+    """Larger bodies are answered with 413 where they must be read; others pass whatever their size."""
+    stop_grace_s: Annotated[Number, Field(ge=0, le=3600)] = 10.0
+    """How long answers that are under way may take to end when the process stops: they pass through it."""
+    conformance: Annotated[bool, Strict()] = False
+    """Obey the conformance suite's header `test-epp-endpoint-selection`. Never where clients are real."""
+
+
+class ProbeSection(Written):
+    """Read back what arrives at sidecars: istiod accepts everything it is told, also what it does not use."""
+
+    istiod: Target
+    """host:port of istiod's xDS port: 15010 (plaintext), or 15012 with `ca_file`."""
+    namespace: Label | None = None
+    """Of the sidecar that the probe plays; left out = that of the first model."""
+    service_account: Label = "default"
+    """Its service account; istiod compares it with the token's or the certificate's."""
+    labels: dict[str, str] = Field(default_factory=dict)
+    """More labels of that sidecar, beside `app: gpu-xds-probe`, for a `Sidecar` resource that narrows what it gets."""
+    cluster_id: Text = "Kubernetes"
+    """As istiod's `CLUSTER_ID`."""
+    ports: list[Port] = Field(default_factory=list)
+    """Ports at which clients call the models' hosts; left out = the ports of their tiers."""
+    late_s: Annotated[Number, Field(ge=1, le=3600)] = 15.0
+    """The mesh does not follow when weights have not arrived for so long; istiod itself may take 10 s under churn."""
+    ca_file: Text | None = None
+    """PEM file of the authority of istiod's certificate; left out = plaintext."""
+    certificate_file: Text | None = None
+    """PEM file of a workload certificate, where istiod is to know the probe by one."""
+    key_file: Text | None = None
+    """PEM file of its private key."""
+    token_file: Text | None = None
+    """Token of the service account, with istiod's audience (`istio-ca`); read anew for every connection."""
+    server_name: Text | None = None
+    """Name in istiod's certificate, where it is not that of `istiod`."""
+
+
+class WeightPatch(Written):
+    """A route of the mesh admin's whose weights are set for a model, and nothing else of it."""
+
+    model: Name
+    """One of `istio.models`; no objects are made for it. The route's destinations are its tiers' hosts."""
+    namespace: Label
+    """Of the VirtualService."""
+    virtual_service: ObjectName
+    """Its name."""
+    route: Text
+    """Name of the HTTP route in it. With classes it gets the weights of all requests together."""
+
+
+class KubernetesSection(Written):
+    """Objects are written through the Kubernetes API; needs `gpu-xds[kubernetes]` and a role."""
+
+    kubeconfig: Text | None = None
+    """Left out = the pod's service account, else `$KUBECONFIG`, else `~/.kube/config`."""
+    context: Text | None = None
+    """Context of the kubeconfig; left out = its current one."""
+    namespace: Label | None = None
+    """Of the lease; left out = the pod's own, else `gpu-xds`."""
+    lease: ObjectName = "gpu-xds-istio"
+    """Name of the lease: of all control planes that share it one writes. It also names the owner of the objects."""
+    lease_s: Annotated[Number, Field(ge=1, le=3600)] = 15.0
+    """Who holds the lease and does not renew it for so long has lost it; it stops by itself after two thirds."""
+    write_gap_s: Annotated[Number, Field(ge=1, le=3600)] = 1.0
+    """Least time between two writes of an object: each is a revision in etcd and a push of every istiod."""
+    patch: list[WeightPatch] = Field(default_factory=list)
+    """Models for which a VirtualService of the mesh admin's is patched; for the others objects of our own are made."""
+
+
 class IstioSection(Written):
     """What an Istio mesh is told."""
 
-    models: Annotated[list[IstioModel], Field(min_length=1)]
+    models: list[IstioModel] = Field(default_factory=list)
+    """Required for all ways but `endpoint_picker`."""
     config_source: ConfigSourceSection | None = None
     """Left out = istiod cannot ask us."""
+    endpoint_picker: EndpointPickerSection | None = None
+    """Left out = gateways cannot ask us."""
+    kubernetes: KubernetesSection | None = None
+    """Left out = nothing is written through the Kubernetes API."""
+
+    probe: ProbeSection | None = None
+    """Left out = nobody checks whether weights arrive."""
 
     def routes(self) -> dict[str, Any]:
         """Return the ways that lead to the mesh, as they were written: all but `models`."""

@@ -11,6 +11,7 @@ from typing import Any
 from xds_server.config.istio_schema import IstioSection
 from xds_server.config.load import Config
 from xds_server.istio.way import Around, Way
+from xds_server.listening import StartError
 from xds_server.loop.control_loop import ControlLoop
 from xds_server.observability.history import History
 from xds_server.observability.metrics import Reading, Tally
@@ -55,3 +56,18 @@ def _ways(section: IstioSection, around: Around) -> Iterator[tuple[str, Way]]:
         from xds_server.istio.mcp.source import ConfigSource  # noqa: PLC0415
 
         yield "config-source", ConfigSource(around, section.config_source)
+    if section.endpoint_picker is not None:
+        from xds_server.istio.picker.service import EndpointPicker  # noqa: PLC0415
+
+        yield "endpoint-picker", EndpointPicker(around, section.endpoint_picker)
+    if section.kubernetes is not None:
+        try:
+            from xds_server.istio.kubernetes.mesh_writer import MeshWriter  # noqa: PLC0415
+        except ImportError as error:
+            raise StartError(f"istio.kubernetes needs gpu-xds[kubernetes]: {error}") from error
+
+        yield "kubernetes", MeshWriter(around, section.kubernetes)
+    if section.probe is not None:
+        from xds_server.istio.probe.probe import Probe  # noqa: PLC0415
+
+        yield "probe", Probe(around, section.probe)

@@ -86,13 +86,22 @@ class KubernetesClient:
         found = await self._ask("list", ref, ref.collection)
         return list(found.get("items") or ())
 
-    async def create(self, ref: Ref, body: Document, *, dry_run: bool = False) -> Document:
+    async def create(
+        self, ref: Ref, body: Document, *, dry_run: bool = False, timeout_s: float = TIMEOUT_S
+    ) -> Document:
         """Make an object and return it as stored.
 
         Raises:
             KubernetesError: It was not made; `CONFLICT` where it is there already.
         """
-        return await self._ask("create", ref, ref.collection, body=body, query=_writing(dry_run))
+        return await self._ask(
+            "create",
+            ref,
+            ref.collection,
+            body=body,
+            query=_writing(dry_run),
+            timeout_s=timeout_s,
+        )
 
     async def replace(
         self,
@@ -172,8 +181,10 @@ class KubernetesClient:
         found = await self._ask("create", None, path, body=body)
         return bool(found.get("status", {}).get("allowed"))
 
-    async def watch(self, ref: Ref, since: str) -> AsyncIterator[tuple[str, Document]]:
+    async def watch(self, ref: Ref, since: str = "") -> AsyncIterator[tuple[str, Document]]:
         """Yield what happens to one object after a resourceVersion, until the server ends it.
+
+        Without a version the object as it is comes first.
 
         Yields:
             `ADDED`, `MODIFIED`, `DELETED` or `BOOKMARK`, and the object.
@@ -184,7 +195,7 @@ class KubernetesClient:
         query = {
             "watch": "true",
             "fieldSelector": f"metadata.name={ref.name}",
-            "resourceVersion": since,
+            **({"resourceVersion": since} if since else {}),
             "allowWatchBookmarks": "true",
             "timeoutSeconds": str(WATCH_S),
         }
