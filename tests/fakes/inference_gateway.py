@@ -88,7 +88,7 @@ def bootstrap(
     is_bare: bool = False,
     subset: Sequence[str] | None = None,
     modes: dict[str, str] | None = None,
-    http2: bool = False,
+    retries: int = 2,
 ) -> dict[str, Any]:
     """Return a gateway's configuration.
 
@@ -99,7 +99,7 @@ def bootstrap(
         is_bare: without the picker, for comparison.
         subset: endpoints of the subset hint.
         modes: what differs in the processing mode.
-        http2: clients may speak HTTP/2 without TLS.
+        retries: attempts besides the first; 0 = no retry policy.
     """
     service = {"envoy_grpc": {"cluster_name": "picker"}, "timeout": "10s"}
     off = {
@@ -147,7 +147,7 @@ def bootstrap(
             "timeout": "0s",
             "retry_policy": {
                 "retry_on": "connect-failure,refused-stream,unavailable,cancelled,retriable-status-codes",
-                "num_retries": 2,
+                "num_retries": retries,
                 "retriable_status_codes": [503],
                 "retry_host_predicate": [
                     {
@@ -161,6 +161,8 @@ def bootstrap(
             },
         },
     }
+    if not retries:
+        del route["route"]["retry_policy"]
     filters = [router]
     if not is_bare:
         route["typed_per_filter_config"] = {EXT_PROC: on}

@@ -88,7 +88,8 @@ class Exchange:
         if has_body and self._desk.needs_body(request):
             self._request = request
             return []
-        return self._decide(request, None)
+        decision = self._desk.decide(request, None)
+        return self._answer(decision) if isinstance(decision, Answer) else self._send(decision)
 
     def _chunk(self, message: Chunk) -> list[bytes]:
         if not message.is_request:
@@ -120,21 +121,20 @@ class Exchange:
         assert self._request is not None
         body, request = b"".join(self._held), self._request
         self._held, self._request = [], None
-        replies = self._decide(request, body)
-        if self._sent is not None:
-            # What was rewritten is passed on instead.
-            body = body if self._sent.body is None else self._sent.body
-            if body or is_last:
-                replies += proto.chunks(body, is_request=True, is_last=is_last)
-        return replies
-
-    def _decide(self, request: Request, body: bytes | None) -> list[bytes]:
         decision = self._desk.decide(request, body)
         if isinstance(decision, Answer):
             return self._answer(decision)
+        # What was rewritten is passed on instead.
+        body = body if decision.body is None else decision.body
+        replies = self._send(decision)
+        if body or is_last:
+            replies += proto.chunks(body, is_request=True, is_last=is_last)
+        return replies
+
+    def _send(self, decision: Sent) -> list[bytes]:
         self._sent = decision
         self._count_at(decision.endpoints[0])
-        return [proto.request_continues({}, ",".join(decision.endpoints))]
+        return [proto.request_continues(",".join(decision.endpoints))]
 
     def _answer(self, answer: Answer) -> list[bytes]:
         self._is_answered = True

@@ -123,7 +123,7 @@ def _request_headers(message: Any) -> Headers:
     modes = None
     if message.HasField("protocol_config"):
         config = message.protocol_config
-        modes = BodyMode(config.request_body_mode), BodyMode(config.response_body_mode)
+        modes = _mode(config.request_body_mode), _mode(config.response_body_mode)
     return Headers(
         is_request=True,
         fields=_fields(part.headers.headers),
@@ -131,6 +131,13 @@ def _request_headers(message: Any) -> Headers:
         subset=_subset(message.metadata_context.filter_metadata),
         body_modes=modes,
     )
+
+
+def _mode(number: int) -> BodyMode:
+    try:
+        return BodyMode(number)
+    except ValueError:
+        raise BadMessageError(f"body mode {number} is not known here") from None
 
 
 def _fields(headers: Iterable[Any]) -> dict[str, str]:
@@ -165,14 +172,12 @@ def _served(metadata: Any) -> str | None:
 # What is answered.
 
 
-def request_continues(headers: Mapping[str, str], destination: str) -> bytes:
+def request_continues(destination: str) -> bytes:
     """Return the answer to a request's headers: where it goes, as header and as metadata."""
     message = wire.ProcessingResponse()
-    mutation = message.request_headers.response.header_mutation
-    _set(mutation, {DESTINATION: destination, **headers})
-    if destination:
-        about = message.dynamic_metadata.fields[LB].struct_value.fields[DESTINATION]
-        about.string_value = destination
+    _set(message.request_headers.response.header_mutation, {DESTINATION: destination})
+    about = message.dynamic_metadata.fields[LB].struct_value.fields[DESTINATION]
+    about.string_value = destination
     return _bytes(message)
 
 

@@ -19,7 +19,7 @@ from xds_server.istio.picker.decide import Desk
 from xds_server.istio.picker.exchange import Exchange
 from xds_server.istio.picker.proto import BadMessageError
 from xds_server.listening import StartError, bound
-from xds_server.xds.transport import options
+from xds_server.xds.transport import TransportSettings, options
 
 EXT_PROC_SERVICE = "envoy.service.ext_proc.v3.ExternalProcessor"
 LIVENESS = "liveness"
@@ -27,10 +27,8 @@ READINESS = "readiness"
 """Names of the endpoint picker protocol's health checks, besides the service's own."""
 SAY_EVERY_S = 1.0
 """Gateways that cannot be served are counted each, but logged at most this often."""
-MAX_MESSAGE_BYTES = 1 << 20
-"""Envoy sends bodies in pieces; headers are smaller."""
-STOP_GRACE_S = 5.0
-"""How long responses that are under way may take to end when the server stops."""
+MAX_MESSAGE_BYTES = 64 * 2**20
+"""Envoy sends as much of a body at once as its buffers hold: a megabyte, or what the operator has set."""
 
 
 class PickerServer:
@@ -48,8 +46,8 @@ class PickerServer:
         self.port: int | None = None
         """Where it listens; None = it does not."""
 
-    async def start(self, host: str, port: int) -> int:
-        """Listen and serve; return the port.
+    def listen(self, host: str, port: int) -> int:
+        """Take the port, without serving yet; return it. To be called on the event loop.
 
         Raises:
             StartError: The address cannot be had.
@@ -58,48 +56,44 @@ class PickerServer:
             host, port, purpose="the endpoint picker", flag="istio.endpoint_picker.listen"
         ).close()
         server = grpc.aio.server(
-            options=[
-                *(
-                    (name, value)
-                    for name, value in options()
-                    if name != "grpc.max_receive_message_length"
-                ),
-                ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
-            ]
+            options=[*options(TransportSettings(max_receive_bytes=MAX_MESSAGE_BYTES))]
         )
         process = grpc.stream_stream_rpc_method_handler(self._process)
         server.add_generic_rpc_handlers(
             (grpc.method_handlers_generic_handler(EXT_PROC_SERVICE, {"Process": process}),)
         )
-        self._health = health.aio.HealthServicer()
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+        servicer = health.aio.HealthServicer()
+        health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
         reflection.enable_server_reflection(
             (EXT_PROC_SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), server
         )
-        self._is_serving = None
-        await self._health.set(LIVENESS, health_pb2.HealthCheckResponse.SERVING)
-        await self.set_ready(ready=False)
         try:
             got: int = server.add_insecure_port(format_address(host, port))
         except RuntimeError as error:
             raise StartError(
-                f"cannot listen on {format_address(host, port)} for the endpoint picker"
+                f"cannot listen on {format_address(host, port)} for the endpoint picker "
+                "(choose another with istio.endpoint_picker.listen)"
             ) from error
-        await server.start()
-        self._server, self.port = server, got
+        self._server, self._health, self._is_serving, self.port = server, servicer, None, got
         return got
+
+    async def start(self) -> None:
+        """Serve; not ready yet."""
+        await self._health.set(LIVENESS, health_pb2.HealthCheckResponse.SERVING)
+        await self.set_ready(ready=False)
+        await self._server.start()
 
     async def set_ready(self, *, ready: bool) -> None:
         """Tell gateways and probes whether requests shall come."""
-        if self._health is None or ready == self._is_serving:
+        if ready == self._is_serving:
             return
         self._is_serving = ready
         status = health_pb2.HealthCheckResponse
         for name in ("", READINESS, EXT_PROC_SERVICE):
             await self._health.set(name, status.SERVING if ready else status.NOT_SERVING)
 
-    async def stop(self, grace_s: float = STOP_GRACE_S) -> None:
-        """Take no more requests, and let those under way end for a while."""
+    async def stop(self, grace_s: float) -> None:
+        """Take no more requests, and let those under way end for so long."""
         if self._server is None:
             return
         server, self._server, self.port = self._server, None, None
