@@ -150,11 +150,24 @@ def render_cli() -> str:
     group: Any = typer.main.get_command(xds_server.cli.app)
     wide = {"terminal_width": CLI_COLUMNS, "max_content_width": CLI_COLUMNS}
     parent = typer.Context(group, info_name="xds-server", **wide)
-    for name, command in group.commands.items():
-        shown = command.get_help(typer.Context(command, info_name=name, parent=parent, **wide))
-        lines = "\n".join(line.rstrip() for line in shown.splitlines())
-        page += f"\n## {name}\n```text\n{lines}\n```\n"
-    return page
+    return page + "".join(_help(name, each, parent) for name, each in group.commands.items())
+
+
+def _help(name: str, command: Any, parent: Any) -> str:
+    """Return what a command, and every one below it, says of itself."""
+    context = typer.Context(
+        command,
+        info_name=name,
+        parent=parent,
+        terminal_width=CLI_COLUMNS,
+        max_content_width=CLI_COLUMNS,
+    )
+    lines = "\n".join(line.rstrip() for line in command.get_help(context).splitlines())
+    title = context.command_path.removeprefix("xds-server ")
+    below = getattr(command, "commands", {})
+    return f"\n## {title}\n```text\n{lines}\n```\n" + "".join(
+        _help(each, inside, context) for each, inside in below.items()
+    )
 
 
 PAGES: dict[str, Callable[[], str]] = {

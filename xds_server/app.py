@@ -35,6 +35,7 @@ from xds_server.evidence.server import EVIDENCE_SERVICES, EvidenceServer
 from xds_server.fleet import Fleet
 from xds_server.ingest.registry import Registry
 from xds_server.ingest.server import SERVICE, TelemetryServer
+from xds_server.istio.builders import builders
 from xds_server.istio.parts import IstioParts
 from xds_server.listening import StartError, bound, listen_for_xds
 from xds_server.loop.control_loop import ControlLoop
@@ -50,7 +51,6 @@ from xds_server.observability.xds_observer import XdsObserver
 from xds_server.recording.page import RecordingPage
 from xds_server.recording.recorder import Recorder
 from xds_server.registered import with_registered
-from xds_server.resources.builder import SnapshotBuilder
 from xds_server.resources.capability import Capability
 from xds_server.resources.names import cluster_name
 from xds_server.resources.snapshot import Snapshot
@@ -106,7 +106,7 @@ class App:
         self._is_restored = self.state.restore(fleet)
         self.loop = ControlLoop(
             fleet=fleet,
-            make_builder=SnapshotBuilder,
+            make_builder=builders(lambda: self.topology.config, lambda: self.loop.fleet.topology),
             publish=self._publish,
             clock=clock,
             tally=self.tally,

@@ -7,6 +7,7 @@ import typer
 from xds_server.commands.diff import diff
 from xds_server.commands.explain import explain
 from xds_server.commands.history import events, incident
+from xds_server.commands.istio import istio
 from xds_server.commands.orders import drain, force, undrain, unforce
 from xds_server.commands.proxies import proxies
 from xds_server.commands.recordings import record, replay
@@ -34,3 +35,4 @@ def add_to(app: typer.Typer) -> None:
         token,
     ):
         app.command()(command)
+    app.add_typer(istio)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from xds_server.config.load import Config
 from xds_server.istio.mesh import Mesh, mesh_of
+from xds_server.istio.publications import Publications
 from xds_server.loop.control_loop import ControlLoop
 from xds_server.observability.history import History
 from xds_server.observability.metrics import Reading, Tally
@@ -23,6 +24,8 @@ class Around:
     """Tells plans to whom `subscribe`s; they are authoritative once `is_warm`."""
     tally: Tally
     history: History
+    published: Publications = field(default_factory=Publications)
+    """What ways tell the mesh, for who checks whether it arrives."""
 
     def mesh(self) -> Mesh:
         """Return what of ours is which host of the mesh now, registered instances included."""
