@@ -11,7 +11,7 @@ import json
 import socket
 import ssl
 import time
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -83,6 +83,10 @@ class Api:
         self.faults: list[Fault] = []
         self.port = 0
         self.versions = ["v1", "v1beta1"]
+        self.before_write: Callable[[Target], Awaitable[None]] | None = None
+        """What somebody else does just before a write is carried out."""
+        self.webhook: Callable[[Document], None] | None = None
+        """Changes what is written, as a mutating webhook does."""
         self._runner: web.AppRunner | None = None
         self._watches: set[asyncio.Task[Any]] = set()
 
@@ -198,6 +202,11 @@ class Api:
         try:
             entry.user = self._user(request)
             await self._go_wrong(verb, target)
+            if self.before_write is not None and entry.is_write:
+                hook, self.before_write = self.before_write, None
+                await hook(target)
+            if self.webhook is not None and entry.is_write and verb != "patch":
+                self.webhook(body)
             self._allow(entry.user, verb, target)
             if (target.group, target.version, target.plural) not in self.store.kinds:
                 raise RefusedError(

@@ -31,7 +31,7 @@ class Pace:
 
     def written(self, now: float) -> None:
         """Note a write that was accepted."""
-        if now - self._taken_back_at > CALM_S:
+        if not self._is_recent(now):
             self.gap_s = self._base_s
         self.due = now + self.gap_s
         self._failures = self._conflicts = 0
@@ -42,11 +42,15 @@ class Pace:
 
     def taken_back(self, now: float) -> None:
         """Note that somebody undid our last write: the next one comes later each time, and never stops."""
-        is_fight = now - self._taken_back_at <= CALM_S
+        is_fight = self._is_recent(now)
         self._taken_back_at = now
         if is_fight:
             self.gap_s = min(GAP_MAX_S, 2 * self.gap_s)
             self.due = max(self.due, now + self.gap_s)
+
+    def _is_recent(self, now: float) -> bool:
+        """Whether the last write that was taken back is not long ago, as seen from the gap."""
+        return now - self._taken_back_at <= CALM_S + 2 * self.gap_s
 
     @property
     def is_fight(self) -> bool:
