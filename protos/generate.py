@@ -1,7 +1,7 @@
 """Regenerate `fleet_protos` from the .proto sources, or check that it is up to date.
 
-The generated modules live under the importable name `fleet_protos` because `fleet` alone is generic;
-their content is what protoc writes, byte for byte. `--check` regenerates into a temporary folder and
+The generated modules live under the importable name `fleet_protos` because `fleet` and `istio` alone are
+not ours; their content is what protoc writes, byte for byte. `--check` regenerates into a temporary folder and
 compares, so that a forgotten `make protos` fails in CI.
 """
 
@@ -16,7 +16,14 @@ from pathlib import Path
 from grpc_tools import protoc
 
 ROOT = Path(__file__).resolve().parent
-SOURCES = ["fleet/telemetry/v1/telemetry.proto"]
+SOURCES = [
+    "fleet/telemetry/v1/telemetry.proto",
+    "istio/mcp/v1alpha1/resource.proto",
+    "istio/networking/v1alpha3/destination_rule.proto",
+    "istio/networking/v1alpha3/service_entry.proto",
+    "istio/networking/v1alpha3/virtual_service.proto",
+]
+"""None of Istio's imports another: the modules that protoc writes would look for a package `istio`."""
 TARGET = ROOT / "fleet_protos"
 
 
@@ -32,7 +39,8 @@ def generate(target: Path) -> list[Path]:
         for source in SOURCES:
             for suffix in ("_pb2.py", "_pb2.pyi"):
                 made = Path(source.removesuffix(".proto") + suffix)
-                relative = Path(*made.parts[1:])  # fleet/telemetry/... -> telemetry/...
+                # fleet/telemetry/... -> telemetry/..., and istio/... as it is.
+                relative = made.relative_to("fleet") if made.parts[0] == "fleet" else made
                 (target / relative).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(Path(scratch) / made, target / relative)
                 written.append(relative)

@@ -254,7 +254,7 @@ BAD_VALUES = [
         id="unknown-key-deep",
     ),
     pytest.param(
-        "modles", [], "modles: []: no such key; known here: listener, models, classes, tenants, policy, server",
+        "modles", [], "modles: []: no such key; known here: listener, models, classes, tenants, istio, policy, server",
         id="unknown-key-top",
     ),
     pytest.param(

@@ -378,6 +378,53 @@ GROUPS: dict[str, dict[str, Metric]] = {
             labels=("reason",),
         ),
     },
+    "The config source of a mesh": {
+        "fleet_istio_streams": Metric(
+            "gauge", "istiods", "istiods that ask for configuration now."
+        ),
+        "fleet_istio_objects": Metric(
+            "gauge", "objects", "Objects that istiods are told.", labels=("kind",)
+        ),
+        "fleet_istio_objects_held_back": Metric(
+            "gauge",
+            "objects",
+            "Objects that istiod would not take as they are now: their last good version is served, if there "
+            "was one.",
+        ),
+        "fleet_istio_objects_refused_total": Metric(
+            "counter", "refusals", "New reasons to hold an object back.", labels=("kind",)
+        ),
+        "fleet_istio_changes_total": Metric(
+            "counter", "changes", "Times that what istiods are told changed: at most 4 a second."
+        ),
+        "fleet_istio_responses_total": Metric(
+            "counter",
+            "responses",
+            "Responses sent to istiods; `other`: empty ones.",
+            labels=("kind",),
+        ),
+        "fleet_istio_ack_seconds": Metric(
+            "histogram",
+            "seconds",
+            "Time from a response to istiod's ACK: received, not obeyed; it says the same of objects that it "
+            "drops.",
+            buckets=LATENCY,
+        ),
+        "fleet_istio_refusals_total": Metric(
+            "counter",
+            "responses",
+            "Responses that a client refused; istiod never does.",
+            labels=("kind",),
+        ),
+        "fleet_istio_streams_refused_total": Metric(
+            "counter", "streams", "Streams that were no istiod's, or not in its protocol."
+        ),
+        "fleet_istio_unknown_types_total": Metric(
+            "counter",
+            "types",
+            "Types asked for that no known istiod asks for; answered with nothing.",
+        ),
+    },
     "The endpoint picker": {
         "fleet_picker_streams": Metric(
             "gauge", "requests", "Requests that gateways ask about, or whose answers they pass."

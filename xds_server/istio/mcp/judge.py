@@ -1,0 +1,206 @@
+"""Our own validation of what we are about to tell istiod. Pure.
+
+istiod takes a response whatever is in it and never says that it refuses an object (it keeps the old
+version, or deletes it), so everything that its validation or its conversion would stumble over is held
+back here, with the name of the object and what mends it. The rules mirror Istio's pkg/config/validation.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from xds_server.config.istio_schema import HOST_PATTERN, LABEL_PATTERN, OBJECT_PATTERN
+from xds_server.istio.mcp.catalog import Draft, Key
+from xds_server.istio.mcp.kinds import Kind
+from xds_server.istio.weights import TOTAL
+
+BODY_MOST_BYTES = 1_000_000
+"""Istio refuses the body of a direct response that is larger than 1 MB."""
+LABEL_VALUE_PATTERN = r"^([A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?)?$"
+LABEL_NAME_PATTERN = r"^([a-z0-9.-]{1,253}/)?[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?$"
+WEIGHT_MOST = 2**32 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why an object is held back."""
+
+    key: Key
+    text: str
+    """What is wrong, and what mends it."""
+
+
+def judge(drafts: Iterable[Draft]) -> list[Refusal]:
+    """Return what istiod would refuse, misread or delete, alone or next to the others."""
+    listed = list(drafts)
+    refusals = [Refusal(each.key, text) for each in listed for text in _faults(each)]
+    return [*refusals, *_clashes(listed), *_lost_subsets(listed)]
+
+
+def _faults(draft: Draft) -> Iterator[str]:
+    if not re.match(LABEL_PATTERN, draft.namespace):
+        yield f"namespace {draft.namespace!r}: expected a DNS label; mend istio.models[].namespace"
+    if len(draft.name) > 253 or not re.match(OBJECT_PATTERN, draft.name):
+        yield f"name {draft.name!r}: expected a DNS subdomain; mend istio.models[].name"
+    match draft.kind:
+        case Kind.VIRTUAL_SERVICE:
+            yield from _virtual_service(draft.message)
+        case Kind.DESTINATION_RULE:
+            yield from _destination_rule(draft.message)
+        case Kind.SERVICE_ENTRY:
+            yield from _service_entry(draft.message)
+
+
+def _virtual_service(message: Any) -> Iterator[str]:
+    if bool(message.hosts) != bool(message.gateways):
+        yield "hosts without gateways or gateways without hosts: one that is delegated to has neither"
+    yield from _hosts(message.hosts)
+    if not message.http:
+        yield "no routes: a model needs one at least"
+    names = [each.name for each in message.http]
+    for name in {each for each in names if names.count(each) > 1}:
+        yield f"route {name!r} is there twice: classes need names of their own"
+    for index, route in enumerate(message.http):
+        where = f"route {route.name or index}"
+        is_answer = route.HasField("direct_response")
+        if bool(route.route) == is_answer:
+            yield f"{where}: expected hosts or an answer, not both and not neither"
+        if is_answer:
+            yield from _answer(where, route.direct_response)
+        else:
+            yield from _weights(where, route.route)
+        if not route.match and index < len(message.http) - 1:
+            yield f"{where} takes everything, so those after it are never reached: it must be the last"
+
+
+def _answer(where: str, answer: Any) -> Iterator[str]:
+    if not 200 <= answer.status <= 599:
+        yield f"{where}: status {answer.status}: expected 200-599; mend the static tier's answer"
+    size = len(answer.body.string.encode())
+    if size > BODY_MOST_BYTES:
+        yield f"{where}: a body of {size} bytes: expected at most {BODY_MOST_BYTES}; shorten the static answer"
+
+
+def _weights(where: str, parts: Any) -> Iterator[str]:
+    total = sum(part.weight for part in parts)
+    if any(part.weight < 0 for part in parts) or total != TOTAL:
+        yield f"{where}: weights add up to {total}: expected {TOTAL}, none of them below 0"
+    seen: set[tuple[str, str, int]] = set()
+    for part in parts:
+        place = part.destination
+        key = (place.host, place.subset, place.port.number)
+        if key in seen:
+            yield f"{where}: {place.host} {place.subset} is there twice: one tier is one host or subset"
+        seen.add(key)
+        yield from _hosts([place.host])
+
+
+def _destination_rule(message: Any) -> Iterator[str]:
+    yield from _hosts([message.host])
+    names = [each.name for each in message.subsets]
+    for name in {each for each in names if names.count(each) > 1}:
+        yield f"subset {name!r} is there twice: the labels of one name must be the same"
+    for subset in message.subsets:
+        if not re.match(LABEL_PATTERN, subset.name):
+            yield f"subset {subset.name!r}: expected a DNS label"
+        if not subset.labels:
+            yield f"subset {subset.name!r} has no labels: it would be all of the host"
+        yield from _labels(f"subset {subset.name}", subset.labels)
+    ejection = message.traffic_policy.outlier_detection
+    if not 0 <= ejection.max_ejection_percent <= 100:
+        yield f"max_ejection_percent {ejection.max_ejection_percent}: expected 0-100"
+
+
+def _service_entry(message: Any) -> Iterator[str]:
+    yield from _hosts(message.hosts)
+    if not message.hosts:
+        yield "no hosts: expected one"
+    numbers, names = [each.number for each in message.ports], [each.name for each in message.ports]
+    if not numbers or len(set(numbers)) < len(numbers) or len(set(names)) < len(names):
+        yield f"ports {numbers}: expected one at least, with numbers and names of their own"
+    for number in numbers:
+        if not 1 <= number <= 65535:
+            yield f"port {number}: expected 1-65535"
+    seen: set[tuple[str, int]] = set()
+    for each in message.endpoints:
+        try:
+            ipaddress.ip_address(each.address)
+        except ValueError:
+            yield f"endpoint {each.address!r}: expected an IP address, because resolution is STATIC"
+        if not 1 <= each.weight <= WEIGHT_MOST:
+            yield f"endpoint {each.address}: weight 0 would become 1: expected at least 1, or no such endpoint"
+        for port in each.ports.values():
+            if (each.address, port) in seen:
+                yield f"endpoint {each.address}:{port} is there twice: an instance is in one tier of a host"
+        seen.update((each.address, port) for port in each.ports.values())
+        yield from _labels(f"endpoint {each.address}", each.labels)
+
+
+def _hosts(hosts: Iterable[str]) -> Iterator[str]:
+    for host in hosts:
+        if len(host) > 253 or not re.match(HOST_PATTERN, host):
+            yield f"host {host!r}: expected a full host name, like llm.ai.svc.cluster.local"
+
+
+def _labels(where: str, labels: Mapping[str, str]) -> Iterator[str]:
+    for name, value in labels.items():
+        if not re.match(LABEL_NAME_PATTERN, name) or not re.match(LABEL_VALUE_PATTERN, value):
+            yield f"{where}: label {name}={value!r}: expected what Kubernetes takes as a label"
+
+
+def _clashes(drafts: list[Draft]) -> Iterator[Refusal]:
+    """Yield objects that take another one's name or host: the mesh would take one of them, and not say which."""
+    names: dict[Key, Draft] = {}
+    hosts: dict[tuple[Kind, str, str], Draft] = {}
+    for each in drafts:
+        if names.setdefault(each.key, each) is not each:
+            yield Refusal(each.key, "its name is another object's: give istio.models[].name")
+            continue
+        for place in _places(each):
+            first = hosts.setdefault((each.kind, *place), each)
+            if first is not each:
+                yield Refusal(
+                    each.key,
+                    f"host {place[1]} is that of {first.title} too: the mesh obeys one of them",
+                )
+
+
+def _places(draft: Draft) -> Iterator[tuple[str, str]]:
+    match draft.kind:
+        case Kind.VIRTUAL_SERVICE:
+            for gateway in draft.message.gateways:
+                for host in draft.message.hosts:
+                    yield gateway, host
+        case Kind.DESTINATION_RULE:
+            yield "", draft.message.host
+        case Kind.SERVICE_ENTRY:
+            for host in draft.message.hosts:
+                yield "", host
+
+
+def _lost_subsets(drafts: list[Draft]) -> Iterator[Refusal]:
+    """Yield routes to subsets that our own DestinationRule of the host does not have: 503 for all of them."""
+    known = {
+        each.message.host: {subset.name for subset in each.message.subsets}
+        for each in drafts
+        if each.kind is Kind.DESTINATION_RULE
+    }
+    for each in drafts:
+        if each.kind is not Kind.VIRTUAL_SERVICE:
+            continue
+        places = {
+            (part.destination.host, part.destination.subset)
+            for route in each.message.http
+            for part in route.route
+        }
+        for host, subset in sorted(places):
+            if subset and host in known and subset not in known[host]:
+                yield Refusal(
+                    each.key,
+                    f"subset {subset} of {host}: the DestinationRule that we make for this host has "
+                    f"{sorted(known[host])}; give the tier's labels",
+                )
