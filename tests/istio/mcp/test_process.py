@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
-import signal
-import time
 from pathlib import Path
 
-import pytest
 import yaml
 
-from tests.fakes.istiod import FakeIstiod, IstiodExitedError, started_istiod
-from tests.fakes.telemetry_client import connected_agent
+from tests.fakes.adsc import started_istiod
 from tests.fakes.waiting import until
 from tests.fakes.xds_process import running_server
 
