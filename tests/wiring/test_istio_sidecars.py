@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from tests.fakes.envoy import eventually
-from tests.fakes.istiod import FakeIstiod, fake_istiod, route_table
+from tests.fakes.istiod_port import IstiodPort, istiod_port, route_table
 from tests.fakes.xds_process import running_server
 from tests.xds.wire import RawStream
 from xds_server.resources.proto import ClusterLoadAssignment
@@ -68,7 +68,7 @@ async def test_sidecars_get_a_tiers_endpoints_by_the_meshs_name_and_by_a_new_one
 
 
 async def test_the_probe_tells_metrics_and_history_whether_the_mesh_follows(tmp_path):
-    async with fake_istiod(FakeIstiod()) as istiod:
+    async with istiod_port(IstiodPort()) as istiod:
         istiod.set(route_table(8000, {HOST: [("theirs", {"outbound|80||old.ai.svc": 1})]}))
         probe = {"istiod": f"127.0.0.1:{istiod.port}", "late_s": 1}
         config = written(tmp_path, probe=probe)

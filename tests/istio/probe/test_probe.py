@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.fakes.envoy import eventually
-from tests.fakes.istiod import FakeIstiod, fake_istiod, route_table
+from tests.fakes.istiod_port import IstiodPort, istiod_port, route_table
 from tests.fakes.plans import a_plan
 from xds_server.config.istio_schema import ProbeSection
 from xds_server.config.load import load_file
@@ -102,7 +102,7 @@ async def is_true(check) -> None:
 
 
 async def test_weights_that_arrive_are_timed_from_their_push():
-    async with fake_istiod(FakeIstiod()) as istiod:
+    async with istiod_port(IstiodPort()) as istiod:
         istiod.set(told(90, 10))
         bench = Bench(istiod=f"127.0.0.1:{istiod.port}")
         async with bench.running():
@@ -122,7 +122,7 @@ async def test_weights_that_arrive_are_timed_from_their_push():
 
 
 async def test_it_comes_as_a_sidecar_of_the_models_namespace():
-    async with fake_istiod(FakeIstiod()) as istiod:
+    async with istiod_port(IstiodPort()) as istiod:
         bench = Bench(istiod=f"127.0.0.1:{istiod.port}", labels={"team": "ml"}, cluster_id="c1")
         async with bench.running():
             bench.plan(1000, 0, 0)
@@ -146,7 +146,7 @@ async def test_it_comes_as_a_sidecar_of_the_models_namespace():
 
 
 async def test_a_mesh_that_does_not_follow_is_an_event_with_the_cause_and_its_end_is_one_too():
-    async with fake_istiod(FakeIstiod()) as istiod:
+    async with istiod_port(IstiodPort()) as istiod:
         istiod.set(told(90, 10))
         bench = Bench(istiod=f"127.0.0.1:{istiod.port}")
         async with bench.running():
@@ -166,7 +166,7 @@ async def test_a_mesh_that_does_not_follow_is_an_event_with_the_cause_and_its_en
 
 
 async def test_a_virtual_service_of_somebody_else_is_named():
-    async with fake_istiod(FakeIstiod()) as istiod:
+    async with istiod_port(IstiodPort()) as istiod:
         istiod.set(route_table(8000, {HOST: [("admins", {"outbound|80||old.ai.svc": 1})]}))
         bench = Bench(istiod=f"127.0.0.1:{istiod.port}")
         async with bench.running():
@@ -176,8 +176,8 @@ async def test_a_virtual_service_of_somebody_else_is_named():
 
 
 async def test_an_istiod_that_is_gone_is_said_once_and_is_no_alarm_about_weights():
-    istiod = FakeIstiod()
-    async with fake_istiod(istiod):
+    istiod = IstiodPort()
+    async with istiod_port(istiod):
         istiod.set(told(90, 10))
         bench = Bench(istiod=f"127.0.0.1:{istiod.port}")
         task = asyncio.create_task(bench.probe.run())
@@ -188,7 +188,7 @@ async def test_an_istiod_that_is_gone_is_said_once_and_is_no_alarm_about_weights
         assert bench.unapplied_s is None, "nobody knows"
         bench.plan(500, 500, 0)
         istiod.set(told(50, 50))
-        async with fake_istiod(istiod, port=istiod.port):
+        async with istiod_port(istiod, port=istiod.port):
             await is_true(lambda: bench.unapplied_s == 0.0)
             assert bench.gauge("fleet_istio_probe_connected") == 1.0
         assert bench.rows[0].name == "mesh_unwatched"
@@ -200,25 +200,25 @@ async def test_an_istiod_that_is_gone_is_said_once_and_is_no_alarm_about_weights
 
 
 async def test_an_istiod_that_is_not_there_is_tried_again_with_one_event():
-    async with fake_istiod(FakeIstiod()) as gone:
+    async with istiod_port(IstiodPort()) as gone:
         port = gone.port
     bench = Bench(istiod=f"127.0.0.1:{port}")
     async with bench.running():
         bench.plan(900, 100, 0)
         await is_true(lambda: bench.named("mesh_unwatched"))
         assert bench.gauge("fleet_istio_probe_connected") == 0.0
-        istiod = FakeIstiod()
+        istiod = IstiodPort()
         istiod.set(told(90, 10))
-        async with fake_istiod(istiod, port=port):
+        async with istiod_port(istiod, port=port):
             await is_true(lambda: bench.unapplied_s == 0.0)
         assert len(bench.named("mesh_unwatched")) >= 1
 
 
 @pytest.mark.parametrize("broken", [True, False], ids=["bytes that are no routes", "no token"])
 async def test_an_istiod_that_cannot_be_understood_or_lets_nobody_in_is_trouble(broken):
-    istiod = FakeIstiod(token="" if broken else "secret")
+    istiod = IstiodPort(token="" if broken else "secret")
     istiod.is_broken = broken
-    async with fake_istiod(istiod):
+    async with istiod_port(istiod):
         istiod.set(told(90, 10))
         bench = Bench(istiod=f"127.0.0.1:{istiod.port}")
         async with bench.running():
@@ -229,7 +229,7 @@ async def test_an_istiod_that_cannot_be_understood_or_lets_nobody_in_is_trouble(
 
 
 async def test_a_new_configuration_is_watched_without_a_restart():
-    async with fake_istiod(FakeIstiod()) as istiod:
+    async with istiod_port(IstiodPort()) as istiod:
         other = "other.ai.svc.cluster.local"
         table = route_table(8000, {HOST: [("a", {PRIMARY: 1})], other: [("b", {FALLBACK: 1})]})
         istiod.set(table)
@@ -253,7 +253,7 @@ async def test_a_model_that_only_gateways_route_has_no_alarm():
     section = CONFIG.istio.model_copy(
         update={"models": [model.model_copy(update={"gateways": ["ai/public"]})]}
     )
-    async with fake_istiod(FakeIstiod()) as istiod:
+    async with istiod_port(IstiodPort()) as istiod:
         bench = Bench(istiod=f"127.0.0.1:{istiod.port}")
         bench.config = replace(CONFIG, istio=section)
         async with bench.running():
