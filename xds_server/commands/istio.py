@@ -1,4 +1,4 @@
-"""`xds-server istio ...`: what a mesh admin needs from us, printed; nothing is applied."""
+"""`xds-server istio ...`: what a mesh admin needs from us."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import yaml
 
 from xds_server.commands.admin_client import BAD_USAGE
 from xds_server.commands.asking import fail
+from xds_server.commands.istio_apply import apply
 from xds_server.config.load import Config, load_file
 from xds_server.config.problems import ConfigError, show
 from xds_server.istio.cluster_names import MeshCluster
@@ -25,6 +26,9 @@ istio = typer.Typer(
 @istio.callback()
 def _group() -> None:
     """What a mesh admin needs to plug this control plane into Istio."""
+
+
+istio.command()(apply)
 
 
 @istio.command()

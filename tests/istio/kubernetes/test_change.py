@@ -13,11 +13,12 @@ from xds_server.core.model import ModelName, TierName
 from xds_server.istio.kubernetes.change import Change, Refusal, Unchanged, decide
 from xds_server.istio.kubernetes.objects import Owned, ref_of
 from xds_server.istio.kubernetes.route_patch import Patched
-from xds_server.istio.mesh import MeshTier
-from xds_server.istio.weights import Action, RouteWeights
+from xds_server.istio.mesh import MeshModel, MeshTier
+from xds_server.istio.weights import Action, ModelWeights, RouteWeights
 
 REF = ref_of("virtualservices", "ai", "llm", version="v1")
 A = MeshTier(name=TierName("primary"), host="a.ai.svc.cluster.local", subset="v1", port=8000)
+MESH = MeshModel(model=ModelName("chat"), host="llm.ai.svc.cluster.local", namespace="ai", name="x")
 B = MeshTier(name=TierName("fallback"), host="b.ai.svc.cluster.local")
 
 
@@ -106,7 +107,9 @@ def patched(*weights, action=Action.FORWARD, route="chat") -> Patched:
         ref=REF,
         model=ModelName("chat"),
         route=route,
-        weights=RouteWeights(of=None, action=action, weights=pairs),
+        weights=ModelWeights(
+            model=MESH, routes=(RouteWeights(of=None, action=action, weights=pairs),)
+        ),
     )
 
 

@@ -100,7 +100,7 @@ def _of_patch(wanted: Patched, live: Document | None) -> Change | Refusal | Unch
 
 def _is_labelled(wanted: Owned, live: Document) -> bool:
     metadata = live.get("metadata") or {}
-    return (metadata.get("labels") or {}).get(MODEL) == wanted.model and (
+    return (metadata.get("labels") or {}).get(MODEL, "") == wanted.model and (
         metadata.get("annotations") or {}
     ).get(OWNER) == wanted.owner
 

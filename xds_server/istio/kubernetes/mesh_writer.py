@@ -58,7 +58,7 @@ class MeshWriter:
         self._around = around
         self._section = section
         self._clock = clock
-        self._report = Reporter(around.tally, around.history)
+        self._report = Reporter(around.tally, around.history, around.published)
         self._plans: tuple[ModelPlan, ...] | None = None
         self._config: Config | None = None
         self._changed = asyncio.Event()
@@ -159,7 +159,7 @@ class MeshWriter:
             self._around.mesh(),
             self._plans,
             fleet.topology,
-            fleet.policy.failures,
+            fleet.policy,
             section or self._section,
             version=version,
             owner=owner_of(self._target),

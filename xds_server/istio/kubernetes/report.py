@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from xds_server import logs
 from xds_server.istio.kubernetes.change import Change, Refusal, Wanted
 from xds_server.istio.kubernetes.errors import Cause, KubernetesError, Ref
+from xds_server.istio.publications import Publications
 from xds_server.observability.history import History
 from xds_server.observability.metrics import Reading, Tally
 
@@ -16,10 +17,11 @@ RECIPE = "docs/istio/kubernetes.md#gitops says how to make it leave weights alon
 class Reporter:
     """Tells everybody who looks."""
 
-    def __init__(self, tally: Tally, history: History) -> None:
+    def __init__(self, tally: Tally, history: History, published: Publications) -> None:
         self.is_leader = False
         self._tally = tally
         self._history = history
+        self._published = published
         self._log = logs.get("istio-kubernetes")
         self._troubles: dict[str, str] = {}
         self._in_sync: dict[str, bool] = {}
@@ -62,6 +64,8 @@ class Reporter:
     def written(self, wanted: Wanted, change: Change, *, took_s: float | None) -> None:
         """Note a write."""
         ref = wanted.ref
+        if wanted.weights is not None:
+            self._published.tell(wanted.weights)
         self._tally.add("fleet_kubernetes_writes_total", ref.kind, change.verb)
         if took_s is not None:
             self._tally.observe("fleet_kubernetes_write_seconds", took_s)

@@ -11,9 +11,9 @@ from typing import Any
 
 from xds_server.core.model import ModelName
 from xds_server.istio.kubernetes.errors import Ref
-from xds_server.istio.kubernetes.objects import destination, summary
+from xds_server.istio.kubernetes.objects import destination, summaries
 from xds_server.istio.mesh import MeshTier
-from xds_server.istio.weights import Action, RouteWeights
+from xds_server.istio.weights import Action, ModelWeights
 
 Document = dict[str, Any]
 
@@ -30,12 +30,13 @@ class Patched:
     model: ModelName
     route: str
     """Name of the HTTP route."""
-    weights: RouteWeights
+    weights: ModelWeights
+    """Of all requests of the model together: one route."""
 
     @property
     def summary(self) -> str:
         """Write the weights on one line."""
-        return summary(self.weights)
+        return summaries(self.weights)
 
     def operations(self, live: Document) -> list[Document]:
         """Return the patch; empty where the weights are as they shall be.
@@ -43,7 +44,8 @@ class Patched:
         Raises:
             PatchRefusedError: There is no such route, or it goes elsewhere than to our tiers.
         """
-        if self.weights.action is not Action.FORWARD:
+        (told,) = self.weights.routes
+        if told.action is not Action.FORWARD:
             raise PatchRefusedError(
                 f"No tier of {self.model} that has a host may take requests, and weights cannot say so: the "
                 f"weights of route {self.route!r} in {self.ref} stay as they are. Give the static tier a host in "
@@ -53,7 +55,7 @@ class Patched:
         base = f"/spec/http/{index}"
         tests: list[Document] = [{"op": "test", "path": f"{base}/name", "value": self.route}]
         writes: list[Document] = []
-        wanted = list(self.weights.weights)
+        wanted = list(told.weights)
         written = route.get("route") or []
         for at, each in enumerate(written):
             place = each.get("destination") or {}

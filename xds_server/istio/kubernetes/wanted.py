@@ -8,7 +8,7 @@ from dataclasses import replace
 from xds_server.config.istio_schema import KubernetesSection, WeightPatch
 from xds_server.core.model import Topology
 from xds_server.core.plan import ModelPlan
-from xds_server.core.policy import FailurePolicy
+from xds_server.core.policy import Policy
 from xds_server.istio.kubernetes.change import Wanted
 from xds_server.istio.kubernetes.objects import owned_objects, ref_of
 from xds_server.istio.kubernetes.route_patch import Patched
@@ -23,7 +23,7 @@ def all_wanted(
     mesh: Mesh,
     plans: Sequence[ModelPlan],
     topology: Topology,
-    failures: FailurePolicy,
+    policy: Policy,
     section: KubernetesSection,
     *,
     version: str,
@@ -35,7 +35,7 @@ def all_wanted(
         mesh: All models that the mesh shall route.
         plans: The newest plan.
         topology: Where instances are.
-        failures: When the mesh shall eject an endpoint of ours.
+        policy: When the mesh shall eject an endpoint of ours.
         section: What is patched.
         version: Of Istio's API.
         owner: See `objects.OWNER`.
@@ -43,7 +43,7 @@ def all_wanted(
     patched = {each.model for each in section.patch}
     ours = Mesh(models=tuple(each for each in mesh.models if each.model not in patched))
     return [
-        *owned_objects(ours, plans, topology, failures, version=version, owner=owner),
+        *owned_objects(ours, plans, topology, policy, version=version, owner=owner),
         *_patches(mesh, plans, section.patch, version),
     ]
 
@@ -59,7 +59,7 @@ def _patches(
         if plan is None or model is None:
             continue
         # One route has one set of weights: those of all classes together.
-        (weights,) = weigh(replace(plan, classes=()), model).routes
+        weights = weigh(replace(plan, classes=()), model)
         ref = ref_of("virtualservices", each.namespace, each.virtual_service, version=version)
         found.append(Patched(ref=ref, model=plan.name, route=each.route, weights=weights))
     return found
