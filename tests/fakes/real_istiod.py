@@ -80,6 +80,7 @@ async def real_istiod(
     directory: Path,
     *,
     sources: Sequence[str],
+    kubeconfig: Path,
     wait_ready: bool = True,
     environment: Mapping[str, str] | None = None,
 ) -> AsyncIterator[RealIstiod]:
@@ -88,6 +89,7 @@ async def real_istiod(
     Args:
         directory: For its mesh configuration and log; one per istiod.
         sources: Addresses of `meshConfig.configSources`.
+        kubeconfig: Of an API server, which may be empty.
         wait_ready: Wait until it is ready.
         environment: More variables.
     """
@@ -120,7 +122,8 @@ async def real_istiod(
     log = directory / "istiod.log"
     with log.open("wb") as out:
         process = await asyncio.create_subprocess_exec(
-            *(BINARY, "discovery", "--registries=", "--meshConfig", str(directory / "mesh.yaml")),
+            *(BINARY, "discovery", "--registries=Kubernetes", "--kubeconfig", str(kubeconfig)),
+            *("--meshConfig", str(directory / "mesh.yaml")),
             *("--networksConfig", str(directory / "none"), "--secureGRPCAddr="),
             *("--httpAddr", f"127.0.0.1:{http}", "--httpsAddr", f"127.0.0.1:{https}"),
             *("--grpcAddr", f"127.0.0.1:{xds}", "--monitoringAddr", f"127.0.0.1:{monitoring}"),
