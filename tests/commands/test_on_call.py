@@ -16,7 +16,7 @@ from envoy.service.discovery.v3.discovery_pb2 import DiscoveryRequest, Discovery
 from typer.testing import CliRunner, Result
 
 from tests.fakes.telemetry_client import connected_agent
-from tests.fakes.waiting import until
+from tests.fakes.waiting import PATIENCE_S, until
 from tests.fakes.xds_process import ROOT, running_server
 from xds_server.cli import app
 from xds_server.resources.snapshot import CLUSTER
@@ -61,7 +61,7 @@ async def on_call(config, tmp_path, *names: str):
         connected_agent(server.target) as agent,
     ):
         await agent.hello(1, INSTANCES)
-        await asyncio.wait_for(agent.welcome, 5)
+        await asyncio.wait_for(agent.welcome, PATIENCE_S)
         for name in names:
             await agent.report(name)
         await server.event("server_warm")
@@ -105,10 +105,10 @@ async def test_watched_status_is_printed_again_and_ends_with_ctrl_c(config, tmp_
             cwd=ROOT,
         )
         assert watching.stdout is not None
-        lines = [await asyncio.wait_for(watching.stdout.readline(), 20) for _ in range(3)]
+        lines = [await asyncio.wait_for(watching.stdout.readline(), PATIENCE_S) for _ in range(3)]
         assert all(json.loads(line)["models"][0]["model"] == "chat" for line in lines)
         watching.send_signal(signal.SIGINT)
-        _, said = await asyncio.wait_for(watching.communicate(), 10)
+        _, said = await asyncio.wait_for(watching.communicate(), PATIENCE_S)
         assert (watching.returncode, said) == (0, b"")
 
 
@@ -120,7 +120,7 @@ async def test_status_watched_on_a_terminal_says_that_the_server_is_away_and_kee
 
     async def shows(text: bytes) -> None:
         nonlocal seen
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_S):
             while text not in seen:
                 seen += await asyncio.to_thread(os.read, master, 65536)
 
@@ -139,7 +139,7 @@ async def test_status_watched_on_a_terminal_says_that_the_server_is_away_and_kee
         seen = b""
         await shows(b"a100-1")
         watching.send_signal(signal.SIGINT)
-        _, said = await asyncio.wait_for(watching.communicate(), 10)
+        _, said = await asyncio.wait_for(watching.communicate(), PATIENCE_S)
         assert (watching.returncode, said) == (0, b"")
     os.close(terminal)
     os.close(master)

@@ -11,6 +11,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from tests.fakes.telemetry_client import connected_agent
+from tests.fakes.waiting import PATIENCE_S
 from tests.fakes.xds_process import ROOT, running_server
 from xds_server.cli import app
 
@@ -88,12 +89,12 @@ async def test_diff_with_a_running_server_counts_what_it_knows_and_applies_nothi
         connected_agent(server.target) as agent,
     ):
         await agent.hello(1, INSTANCES)
-        await asyncio.wait_for(agent.welcome, 5)
+        await asyncio.wait_for(agent.welcome, PATIENCE_S)
         for name in INSTANCES:
             await agent.report(name)
         await server.event("server_warm")
         await server.post("/drain/a100-0?who=ann&why=test")
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_S):
             while (await server.get_json("/debug/explain?subject=a100-0"))["state"] != "draining":
                 await asyncio.sleep(0.02)
         before = await server.get_json("/debug/snapshot")

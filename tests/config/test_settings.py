@@ -5,6 +5,7 @@ import inspect
 
 import pytest
 
+from tests.fakes.waiting import PATIENCE_S
 from xds_server import cli
 from xds_server.config.addresses import format_address, parse_address
 from xds_server.config.problems import ConfigError
@@ -150,12 +151,12 @@ async def test_a_replaced_file_is_noticed_and_an_equal_one_is_not(tmp_path):
             (tmp_path / "new").write_text(content)
             (tmp_path / "new").replace(file)
             if content != "one":
-                async with asyncio.timeout(10):
+                async with asyncio.timeout(PATIENCE_S):
                     while await seen.get() != content:
                         pass
         file.unlink()
-        assert await asyncio.wait_for(seen.get(), 10) is None
+        assert await asyncio.wait_for(seen.get(), PATIENCE_S) is None
         file.write_text("three")
-        assert await asyncio.wait_for(seen.get(), 10) == "three"
+        assert await asyncio.wait_for(seen.get(), PATIENCE_S) == "three"
         stop.set()
     assert seen.empty()

@@ -30,6 +30,7 @@ from tests.fakes.prometheus import (
     running_prometheus,
 )
 from tests.fakes.scripted_engine import ScriptedEngine, scripted_engine
+from tests.fakes.waiting import PATIENCE_S
 from tests.fakes.xds_process import XdsProcess, running_server
 from xds_server.resources.bootstrap import bootstrap
 from xds_server.resources.snapshot import CLUSTER, PUSH_ORDER
@@ -179,11 +180,11 @@ async def running_agent(config: dict[str, Any], path: Path) -> AsyncIterator[str
 
     following = asyncio.create_task(follow(), name="agent-log")
     try:
-        yield await asyncio.wait_for(started, 20)
+        yield await asyncio.wait_for(started, PATIENCE_S)
     finally:
         if process.returncode is None:
             process.terminate()
-        await asyncio.wait_for(process.wait(), 15)
+        await asyncio.wait_for(process.wait(), PATIENCE_S)
         await following
 
 
@@ -231,7 +232,7 @@ async def fleet(tmp_path: Path) -> AsyncIterator[Lab]:
         async def scraped() -> bool:
             return len(await prometheus.query("up == 1")) == 2
 
-        await eventually(scraped, what="both scraped", timeout_s=20)
+        await eventually(scraped, what="both scraped")
         yield Lab(server, prometheus, (big, small), stack)
 
 
@@ -287,7 +288,7 @@ async def test_a_real_prometheus_has_everything_that_rules_and_panels_read(tmp_p
             rules = await prometheus.api("rules")
             return all(r["health"] == "ok" for g in rules["groups"] for r in g["rules"])
 
-        await eventually(evaluated, what="all rules evaluated", timeout_s=10)
+        await eventually(evaluated, what="all rules evaluated")
         # Every panel of the dashboard shows something, when models answer and when none does.
         asking = await client(lab.server, lab.stack, tmp_path / "envoy")
 
@@ -313,7 +314,7 @@ async def test_a_real_prometheus_has_everything_that_rules_and_panels_read(tmp_p
         )
         for engine in lab.engines:
             engine.mode = "503"
-        await eventually(lambda: lacking("Whole answers"), what="static answers", timeout_s=40)
+        await eventually(lambda: lacking("Whole answers"), what="static answers")
 
 
 @pytest.mark.prometheus
@@ -339,7 +340,7 @@ async def test_a_nack_raises_an_alert_in_a_real_prometheus(tmp_path):
             request = DiscoveryRequest(type_url=CLUSTER)
             request.node.id, request.node.cluster = "edge-1", "test"
             await stream.write(request)
-            answer = await asyncio.wait_for(stream.read(), 10)
+            answer = await asyncio.wait_for(stream.read(), PATIENCE_S)
             refusal = DiscoveryRequest(
                 type_url=CLUSTER, response_nonce=answer.nonce, error_detail=Status(message="no")
             )
@@ -348,6 +349,6 @@ async def test_a_nack_raises_an_alert_in_a_real_prometheus(tmp_path):
             async def fired() -> bool:
                 return (await alerts()).get("FleetXdsNack") == "firing"
 
-            await eventually(fired, what="the alert", timeout_s=20)
+            await eventually(fired, what="the alert")
             assert (await alerts())["FleetProxiesRefuse"] == "pending"
             stream.cancel()

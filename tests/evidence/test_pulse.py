@@ -11,6 +11,7 @@ from tests.fakes.brain import sample
 from tests.fakes.evidence_bench import a_fleet
 from tests.fakes.plans import a_plan
 from tests.fakes.proxy_reports import a_load, a_log, an_entry
+from tests.fakes.waiting import PATIENCE_S
 from xds_server.core.model import RequestClass
 from xds_server.core.plan import FaultState, Reason
 from xds_server.evidence import pulse as pulses
@@ -118,7 +119,7 @@ async def test_it_beats_by_itself(beating, monkeypatch):
     beats = asyncio.Event()
     monkeypatch.setattr(beating.pulse, "beat", beats.set)
     running = asyncio.create_task(beating.pulse.run())
-    await asyncio.wait_for(beats.wait(), 5)
+    await asyncio.wait_for(beats.wait(), PATIENCE_S)
     running.cancel()
 
 

@@ -11,14 +11,14 @@ from envoy.service.accesslog.v3.als_pb2 import StreamAccessLogsMessage, StreamAc
 from envoy.service.load_stats.v3.lrs_pb2 import LoadStatsResponse
 
 from tests.fakes.proxy_reports import ATTEMPT, a_load, a_log, an_entry
-from tests.fakes.waiting import until
+from tests.fakes.waiting import PATIENCE_S, until
 from xds_server.evidence import server as services
 from xds_server.evidence.budget import Budget, Lag
 from xds_server.evidence.proto import load_response, parse_load
 
 
 async def code_of(call) -> grpc.StatusCode:
-    return await asyncio.wait_for(call.code(), 5)
+    return await asyncio.wait_for(call.code(), PATIENCE_S)
 
 
 # Access logs.
@@ -185,7 +185,7 @@ async def test_what_comes_late_is_counted_but_is_no_evidence(served):
 
 
 async def read(call) -> LoadStatsResponse:
-    return LoadStatsResponse.FromString(await asyncio.wait_for(call.read(), 5))
+    return LoadStatsResponse.FromString(await asyncio.wait_for(call.read(), PATIENCE_S))
 
 
 async def test_a_proxy_is_asked_for_the_load_of_the_tiers_and_reports_it(served):

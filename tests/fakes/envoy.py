@@ -22,6 +22,8 @@ from typing import Any, TypeVar
 
 import aiohttp
 
+from tests.fakes.waiting import PATIENCE_S
+
 T = TypeVar("T")
 
 LOOPBACK = "127.0.0.1"
@@ -41,7 +43,7 @@ def envoy_path() -> Path:
 
 
 async def eventually(
-    probe: Callable[[], Awaitable[T]], *, what: str = "", timeout_s: float = 10.0
+    probe: Callable[[], Awaitable[T]], *, what: str = "", timeout_s: float = PATIENCE_S
 ) -> T:
     """Return the first truthy result of `probe`, asked every few ms until the deadline.
 
@@ -159,7 +161,7 @@ class RealEnvoy:
         page: dict[str, Any] = await self.get_json(f"/config_dump?include_eds{query}")
         return page
 
-    async def listener_port(self, name: str, *, timeout_s: float = 15.0) -> int:
+    async def listener_port(self, name: str, *, timeout_s: float = PATIENCE_S) -> int:
         """Return the port that a listener got, waiting until Envoy has the listener."""
 
         async def probe() -> int | None:
@@ -176,7 +178,7 @@ class RealEnvoy:
         return port
 
     async def until(
-        self, probe: Callable[[], Awaitable[T]], *, what: str = "", timeout_s: float = 15.0
+        self, probe: Callable[[], Awaitable[T]], *, what: str = "", timeout_s: float = PATIENCE_S
     ) -> T:
         """Like `eventually`, but end at once, with the log, when Envoy dies meanwhile."""
 
@@ -199,7 +201,7 @@ class RealEnvoy:
             return
         self.process.terminate()
         try:
-            await asyncio.wait_for(self.process.wait(), 10)
+            await asyncio.wait_for(self.process.wait(), PATIENCE_S)
         except TimeoutError:
             self.process.kill()
             await self.process.wait()
@@ -218,7 +220,7 @@ async def running_envoy(
     concurrency: int = 1,
     log_level: str = "warning",
     arguments: Sequence[str] = (),
-    timeout_s: float = 30.0,
+    timeout_s: float = PATIENCE_S,
 ) -> AsyncIterator[RealEnvoy]:
     """Run Envoy with a bootstrap for as long as the block lasts.
 
@@ -244,7 +246,7 @@ async def running_envoy(
             stdout=log,
             stderr=asyncio.subprocess.STDOUT,
         )
-    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=10)) as session:
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=PATIENCE_S)) as session:
         envoy = RealEnvoy(process, directory, session)
         try:
 

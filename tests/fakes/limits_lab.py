@@ -18,7 +18,7 @@ from typing import Any
 import aiohttp
 
 from tests.fakes.echo_engine import EchoEngine, echo_engine
-from tests.fakes.envoy import RealEnvoy, running_envoy
+from tests.fakes.envoy import RealEnvoy, eventually, running_envoy
 from tests.fakes.plans import a_model, a_plan, a_static_tier, a_tier, a_topology
 from tests.fakes.scripted_engine import ScriptedEngine, scripted_engine
 from tests.xds.wire import serving
@@ -31,6 +31,7 @@ from xds_server.resources.builder import SnapshotBuilder
 from xds_server.resources.capability import Capability
 from xds_server.xds.cache import SnapshotCache
 from xds_server.xds.server import XdsServer
+from xds_server.xds.syncz import SyncState
 
 CHAT = "/v1/chat/completions"
 JSON = {"content-type": "application/json"}
@@ -108,6 +109,15 @@ class LimitsLab:
     async def ask_at_once(self, count: int, body: bytes = b"{}", **question: Any) -> list[Reply]:
         """Ask at the same time."""
         return await asyncio.gather(*(self.ask(body, **question) for _ in range(count)))
+
+    async def settle(self) -> None:
+        """Wait until every proxy has taken all that it is to be served."""
+
+        async def are_synced() -> bool:
+            states = [each.state for proxy in self.xds.status() for each in proxy.types]
+            return set(states) <= {SyncState.SYNCED, SyncState.NOT_SENT}
+
+        await eventually(are_synced, what="every proxy in sync")
 
     async def is_ejected(self, tier: str, proxy: str = "one") -> bool:
         """Whether a proxy has ejected every endpoint of a tier."""

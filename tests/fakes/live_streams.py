@@ -23,6 +23,7 @@ from fleet_protos.telemetry.v1 import telemetry_pb2 as pb
 from tests.fakes.envoy import RealEnvoy, running_envoy
 from tests.fakes.scripted_engine import ScriptedEngine, scripted_engine
 from tests.fakes.telemetry_client import ScriptedAgent, connected_agent
+from tests.fakes.waiting import PATIENCE_S
 from tests.fakes.xds_process import XdsProcess, running_server
 from xds_server.resources.bootstrap import bootstrap
 
@@ -134,7 +135,7 @@ class _Scene:
             await asyncio.sleep(0.03)
             return await probe()
 
-        await self.envoy.until(now, what=what, timeout_s=30)
+        await self.envoy.until(now, what=what)
 
     async def pushes(self) -> int:
         """Return how many changes the proxy took in so far."""
@@ -239,7 +240,7 @@ async def _scene(
         )
         agent = await stack.enter_async_context(connected_agent(server.target))
         await agent.hello(1, engines)
-        await asyncio.wait_for(agent.welcome, 5)
+        await asyncio.wait_for(agent.welcome, PATIENCE_S)
         await agent.send(*(agent.sample(name) for name in engines))
         await server.event("server_warm")
         start = bootstrap(

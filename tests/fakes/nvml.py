@@ -26,6 +26,7 @@ import pynvml
 import pytest
 
 from demo.nvmlstub import StubState, build, environment, read_calls
+from tests.fakes.waiting import PATIENCE_S
 
 GIB = 1 << 30
 MIB = 1 << 20
@@ -343,7 +344,7 @@ class GpuProcess:
         return read_calls(self.calls_path)
 
     def wait_for(
-        self, condition: Callable[[dict[str, Any]], bool], *, timeout_s: float = 10
+        self, condition: Callable[[dict[str, Any]], bool], *, timeout_s: float = PATIENCE_S
     ) -> dict[str, Any]:
         """Return the next line (from now on, or the newest) that meets a condition."""
         deadline = time.monotonic() + timeout_s
@@ -363,12 +364,12 @@ class GpuProcess:
         """Send a signal."""
         self.process.send_signal(number)
 
-    def stop(self, *, timeout_s: float = 5) -> int:
+    def stop(self, *, timeout_s: float = PATIENCE_S) -> int:
         """Ask the process to end; returns its exit code."""
         self.signal(signal.SIGTERM)
         return self.ended(timeout_s=timeout_s)
 
-    def ended(self, *, timeout_s: float = 10) -> int:
+    def ended(self, *, timeout_s: float = PATIENCE_S) -> int:
         """Wait for the process to end by itself and for all it wrote; returns its exit code."""
         code = self.process.wait(timeout_s)
         for thread in self._threads:

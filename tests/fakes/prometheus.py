@@ -13,6 +13,8 @@ from typing import Any
 import aiohttp
 import yaml
 
+from tests.fakes.waiting import PATIENCE_S
+
 ROOT = Path(__file__).resolve().parents[2]
 _LISTENING = re.compile(r'msg="Listening on" address=(\S+)')
 _LABELS = re.compile(r"\{[^{}]*\}")
@@ -122,12 +124,12 @@ async def running_prometheus(
     following = asyncio.create_task(follow(), name="prometheus-log")
     try:
         async with aiohttp.ClientSession() as session:
-            yield RealPrometheus(f"http://{await asyncio.wait_for(address, 20)}", session)
+            yield RealPrometheus(f"http://{await asyncio.wait_for(address, PATIENCE_S)}", session)
     finally:
         if process.returncode is None:
             process.terminate()
             try:
-                await asyncio.wait_for(process.wait(), 10)
+                await asyncio.wait_for(process.wait(), PATIENCE_S)
             except TimeoutError:
                 process.kill()
                 await process.wait()

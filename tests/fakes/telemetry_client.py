@@ -10,6 +10,7 @@ from typing import Any
 import grpc.aio
 
 from fleet_protos.telemetry.v1 import telemetry_pb2 as pb
+from tests.fakes.waiting import PATIENCE_S
 
 METHOD = "/fleet.telemetry.v1.Telemetry/Report"
 
@@ -58,13 +59,13 @@ class ScriptedAgent:
     async def report(self, instance: str, **facts: Any) -> None:
         await self.send(self.sample(instance, **facts))
 
-    async def refusal(self, timeout_s: float = 5.0) -> pb.Refusal:
+    async def refusal(self, timeout_s: float = PATIENCE_S) -> pb.Refusal:
         return await asyncio.wait_for(self.refusals.get(), timeout_s)
 
-    async def ack(self, timeout_s: float = 5.0) -> pb.Ack:
+    async def ack(self, timeout_s: float = PATIENCE_S) -> pb.Ack:
         return await asyncio.wait_for(self.acks.get(), timeout_s)
 
-    async def ended(self, timeout_s: float = 5.0) -> grpc.StatusCode:
+    async def ended(self, timeout_s: float = PATIENCE_S) -> grpc.StatusCode:
         """Wait until the server has ended the stream and return its status."""
         code: grpc.StatusCode = await asyncio.wait_for(self.call.code(), timeout_s)
         return code

@@ -10,6 +10,7 @@ from typing import Self
 import grpc
 
 from fleet_protos.telemetry.v1 import telemetry_pb2 as pb
+from tests.fakes.waiting import PATIENCE_S
 
 
 @dataclass
@@ -81,7 +82,7 @@ class TelemetryServer:
                 ),
             )
         )
-        deadline = time.monotonic() + 5
+        deadline = time.monotonic() + PATIENCE_S
         while True:
             try:
                 wanted = f"127.0.0.1:{self.port}"

@@ -27,6 +27,11 @@ class TinyAds(grpc.GenericRpcHandler):
         self.nacks: list[str] = []
         self.server: grpc.aio.Server | None = None
         self._streams: list[asyncio.Queue[DiscoveryRequest | str]] = []
+        self._unanswered: set[tuple[str, str]] = set()
+
+    async def is_settled(self) -> bool:
+        """Whether every response was answered, and nothing else waits to be sent."""
+        return not self._unanswered and all(stream.empty() for stream in self._streams)
 
     def set(self, snapshot: Snapshot) -> None:
         """Serve another snapshot; only types that changed are sent."""
@@ -67,6 +72,7 @@ class TinyAds(grpc.GenericRpcHandler):
                     if event in names:
                         yield self._response(event, names[event])
                     continue
+                self._unanswered.discard((event.type_url, event.response_nonce))
                 if event.HasField("error_detail"):
                     self.nacks.append(f"{event.type_url}: {event.error_detail.message}")
                     continue
@@ -81,6 +87,7 @@ class TinyAds(grpc.GenericRpcHandler):
 
     def _response(self, type_url: str, names: list[str]) -> DiscoveryResponse:
         kind = self.snapshot.of_type(type_url)
+        self._unanswered.add((type_url, kind.version))
         response = DiscoveryResponse(
             type_url=type_url, version_info=kind.version, nonce=kind.version
         )

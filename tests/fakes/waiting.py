@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 """Long enough for a busy machine; nothing waits that long when it works."""
 POLL_S = 0.01
 

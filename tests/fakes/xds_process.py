@@ -14,6 +14,8 @@ from typing import Any
 
 import aiohttp
 
+from tests.fakes.waiting import PATIENCE_S
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -49,7 +51,9 @@ class XdsProcess:
             if each.get("event") == name and fields.items() <= each.items()
         ]
 
-    async def event(self, name: str, *, timeout_s: float = 15.0, **fields: Any) -> dict[str, Any]:
+    async def event(
+        self, name: str, *, timeout_s: float = PATIENCE_S, **fields: Any
+    ) -> dict[str, Any]:
         """Wait for a log event."""
         async with self._changed:
             try:
@@ -91,7 +95,7 @@ class XdsProcess:
         if self.process.returncode is None:
             self.process.send_signal(number)
             try:
-                await asyncio.wait_for(self.process.wait(), 10)
+                await asyncio.wait_for(self.process.wait(), PATIENCE_S)
             except TimeoutError:
                 self.process.kill()
                 await self.process.wait()
@@ -127,7 +131,7 @@ def command(config: Path, state: Path, *flags: str) -> list[str]:
 
 @asynccontextmanager
 async def running_server(
-    config: Path, state: Path, flags: Sequence[str] = (), *, timeout_s: float = 30.0
+    config: Path, state: Path, flags: Sequence[str] = (), *, timeout_s: float = PATIENCE_S
 ) -> AsyncIterator[XdsProcess]:
     """Run a control plane for as long as the block lasts; it listens when the block begins."""
     process = await asyncio.create_subprocess_exec(
@@ -137,7 +141,7 @@ async def running_server(
         env={**os.environ, "PYTHONUNBUFFERED": "1"},
         limit=2**20,
     )
-    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=10)) as session:
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=PATIENCE_S)) as session:
         server = XdsProcess(process, session)
         try:
             await server.event("server_started", timeout_s=timeout_s)

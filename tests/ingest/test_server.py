@@ -10,6 +10,7 @@ import pytest
 
 from fleet_protos.telemetry.v1 import telemetry_pb2 as pb
 from tests.fakes.telemetry_client import METHOD, ScriptedAgent, connected_agent
+from tests.fakes.waiting import PATIENCE_S
 from xds_server.core.model import InstanceId, Topology
 from xds_server.core.policy import TelemetryPolicy
 from xds_server.core.sample import Sample
@@ -44,7 +45,7 @@ class Rig:
         self.registrations += 1
 
     async def sample(self) -> Sample:
-        return await asyncio.wait_for(self.samples.get(), 5)
+        return await asyncio.wait_for(self.samples.get(), PATIENCE_S)
 
     def refused(self, reason: str) -> float:
         return self.tally.count("fleet_telemetry_refused_total", reason)
@@ -68,7 +69,7 @@ async def rig(topology: Topology, token: str | None = None):
 async def greeted(made: Rig, *instances: str, name: str = "host-1", epoch: int = 1):
     async with connected_agent(made.target, name) as agent:
         await agent.hello(epoch, instances)
-        await asyncio.wait_for(agent.welcome, 5)
+        await asyncio.wait_for(agent.welcome, PATIENCE_S)
         yield agent
 
 
@@ -208,7 +209,7 @@ async def test_with_the_token_an_agent_registers_its_instance(topology):
         connected_agent(made.target, token=TOKEN) as agent,
     ):
         await agent.hello(1, [owned])
-        await asyncio.wait_for(agent.welcome, 5)
+        await asyncio.wait_for(agent.welcome, PATIENCE_S)
         await agent.report("n")
         assert (await made.sample()).instance == "n"
         assert made.registrations == 1
@@ -266,7 +267,7 @@ async def test_a_cancelled_stream_is_a_broken_end_and_its_owner_may_come_back(to
     async with rig(topology("a")) as made:
         async with greeted(made, "a", name="one"):
             pass
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE_S):
             while made.telemetry.streams:
                 await asyncio.sleep(0.01)
         async with greeted(made, "a", name="two") as two:
@@ -286,7 +287,7 @@ async def test_an_agent_that_reads_nothing_disturbs_nobody(topology):
             await mute.report("a")
         async with greeted(made, "b", name="good") as good:
             await good.report("b")
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(PATIENCE_S):
                 while (await made.sample()).instance != "b":
                     pass
         call.cancel()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from pathlib import Path
 
 import pytest
@@ -86,9 +85,9 @@ async def test_a_hung_engine_behind_a_gate_is_ejected(tmp_path: Path) -> None:
         assert first.headers["x-degrade-reason"]
         await lab.ask_at_once(3)
         assert await lab.is_ejected("primary")
-        started = time.monotonic()
+        seen = lab.big.requests
         assert (await lab.ask()).served == "llama-3-8b"
-        assert time.monotonic() - started < 0.5
+        assert lab.big.requests == seen, "nobody waits for it again"
 
 
 async def test_streams_pass_a_gate_and_a_strict_request_is_told_of_its_limit(
@@ -125,11 +124,11 @@ async def test_two_proxies_share_a_limit_and_the_one_that_stays_gets_it_all(
     tmp_path: Path,
 ) -> None:
     policy = AdmissionPolicy(
-        burst_s=50, largest_request_tokens=1, settle_s=0.5, absent_s=0.5, divisions_every_s=1
+        burst_s=500, largest_request_tokens=1, settle_s=0.5, absent_s=0.5, divisions_every_s=1
     )
     async with limits_lab(
         tmp_path,
-        limit=Limit(tokens_per_second=10),
+        limit=Limit(tokens_per_second=1),
         admission=policy,
         proxies=("one", "two"),
         divided=True,
@@ -145,11 +144,11 @@ async def test_two_proxies_share_a_limit_and_the_one_that_stays_gets_it_all(
             return sorted(lab.divider.parts.values()) == list(parts)
 
         await eventually(lambda: parts_are(0.5, 0.5), what="two equal parts")
-        await asyncio.sleep(0.2)
+        await lab.settle()
         assert [await admitted("one"), await admitted("two")] == [5, 5]
         await lab.envoys["two"].stop()
         await eventually(lambda: parts_are(1.0), what="one part")
-        await asyncio.sleep(0.2)
+        await lab.settle()
         assert await admitted("one") == 10
         assert await lab.envoys["one"].rejected() == {}
 

@@ -88,6 +88,6 @@ async def test_a_killed_control_plane_neither_lifts_nor_refills_a_limit(tmp_path
                         proxies = await second.get_json("/debug/syncz")
                         return "TypedExtensionConfig" in json.dumps(proxies)
 
-                    await eventually(is_back, what="the proxy on the new server", timeout_s=20)
+                    await eventually(is_back, what="the proxy on the new server")
                     assert await admitted(2) == 0
                     assert await envoy.rejected() == {}

@@ -47,7 +47,7 @@ class Sessions:
             seen = await self.all()
             return seen if condition(seen) else None
 
-        return await self.lab.envoy.until(probe, what="sessions to settle", timeout_s=30)
+        return await self.lab.envoy.until(probe, what="sessions to settle")
 
 
 @asynccontextmanager
@@ -86,7 +86,7 @@ async def test_while_tier_weights_move_a_session_keeps_an_endpoint_in_every_tier
             clusters = one.lab.ads.snapshot.of_type(served.CLUSTER).version
             one.lab.plan(split)
             assert one.lab.ads.snapshot.of_type(served.CLUSTER).version == clusters
-            await asyncio.sleep(0.2)
+            await one.lab.envoy.until(one.lab.ads.is_settled, what="the weights to be taken")
             seen = await one.all()
             below = {session for session, where in seen.items() if where.startswith("fallback")}
             assert below

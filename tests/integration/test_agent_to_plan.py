@@ -12,6 +12,7 @@ import yaml
 from tests.fakes.engine_pages import EnginePages
 from tests.fakes.envoy import eventually
 from tests.fakes.scripted_engine import ScriptedEngine, scripted_engine
+from tests.fakes.waiting import PATIENCE_S
 from tests.fakes.xds_process import ROOT, running_server
 
 PAGE = """\
@@ -45,7 +46,7 @@ async def running_agent(config, path):
     finally:
         with contextlib.suppress(ProcessLookupError):
             process.terminate()
-        await asyncio.wait_for(process.wait(), 15)
+        await asyncio.wait_for(process.wait(), PATIENCE_S)
 
 
 async def test_a_real_agent_drives_the_plan_from_load_to_death_of_an_engine(tmp_path):
@@ -78,7 +79,7 @@ async def test_a_real_agent_drives_the_plan_from_load_to_death_of_an_engine(tmp_
             "admin": "127.0.0.1:0",
         }
         await stack.enter_async_context(running_agent(agent, tmp_path / "agent.yaml"))
-        await server.event("server_warm", cause="telemetry", timeout_s=30)
+        await server.event("server_warm", cause="telemetry")
         connected = server.named("agent_connected")[0]
         assert connected["instances"] == ["a", "b"]
 
@@ -95,7 +96,7 @@ async def test_a_real_agent_drives_the_plan_from_load_to_death_of_an_engine(tmp_
             a, b = await weights()
             return a < 0.6 * b
 
-        await eventually(a_weighs_less, what="the full engine weighs less", timeout_s=20)
+        await eventually(a_weighs_less, what="the full engine weighs less")
         await engines["a"].stop()
         down = await server.event("instance_down", instance="a")
         assert down["reason"]
@@ -127,7 +128,7 @@ async def test_an_idle_engine_that_hangs_is_taken_out_by_a_token_and_comes_back_
             "admin": "127.0.0.1:0",
         }
         await stack.enter_async_context(running_agent(agent, tmp_path / "agent.yaml"))
-        await server.event("server_warm", cause="telemetry", timeout_s=30)
+        await server.event("server_warm", cause="telemetry")
 
         async def asked() -> bool:
             return engine.requests >= 3
@@ -147,4 +148,4 @@ async def test_an_idle_engine_that_hangs_is_taken_out_by_a_token_and_comes_back_
         back = await server.event("instance_recovering", instance="a")
         assert back["after"] == "recovering/0"
         assert (await server.get_json("/debug/explain?subject=a"))["ceiling"] == 0.1
-        await server.event("instance_healthy", instance="a", timeout_s=20)
+        await server.event("instance_healthy", instance="a")

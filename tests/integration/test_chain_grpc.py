@@ -12,6 +12,7 @@ import grpc
 
 from tests.fakes.plans import a_model, a_plan, a_static_tier, a_tier, a_topology
 from tests.fakes.tiny_ads import tiny_ads
+from tests.fakes.waiting import PATIENCE_S
 from xds_server.core.plan import EndpointHealth
 from xds_server.core.policy import Policy
 from xds_server.resources.builder import SnapshotBuilder
@@ -57,11 +58,11 @@ class Client:
     async def call(self):
         self.process.stdin.write(b"\n")
         await self.process.stdin.drain()
-        line = await asyncio.wait_for(self.process.stdout.readline(), 20)
+        line = await asyncio.wait_for(self.process.stdout.readline(), PATIENCE_S)
         return line.decode().strip()
 
     async def until(self, name):
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_S):
             while await self.call() != name:
                 pass
 

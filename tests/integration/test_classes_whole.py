@@ -86,7 +86,7 @@ async def test_the_shares_of_classes_are_learned_from_proxies_and_kept(tmp_path)
                     return ratio if ratio > 0.8 else None
 
                 # (180 + 20 x 0.5) / (200 + 20), within what is worth publishing
-                ratio = await eventually(learned, what="the observed share", timeout_s=10)
+                ratio = await eventually(learned, what="the observed share")
                 assert ratio == pytest.approx(0.864, abs=0.02)
                 assert await envoy.rejected() == {}
 
@@ -106,19 +106,19 @@ async def test_the_shares_of_classes_are_learned_from_proxies_and_kept(tmp_path)
                             assert answer.status == 200
                             return engine.last_headers["x-request-class"] == "batch"
 
-                    await eventually(batched, what="the new class", timeout_s=10)
+                    await eventually(batched, what="the new class")
                     assert (await stream.text()).endswith("data: [DONE]\n\n")
                 assert (await explained(server, "chat/core"))["demand_ratio"] > 0.6
                 assert (await explained(server, "chat/batch"))["kind"] == "class"
                 assert await envoy.rejected() == {}
                 config.write_text(yaml.safe_dump(document(engine)))
-                await eventually(learned, what="what was learned", timeout_s=10)
+                await eventually(learned, what="what was learned")
                 ratio = (await explained(server, "chat/core"))["demand_ratio"]
 
             async def kept():
                 return '"classes"' in (state / "plan.json").read_text()
 
-            await eventually(kept, what="the state on disk", timeout_s=10)
+            await eventually(kept, what="the state on disk")
         async with running_server(config, state, ["--grace-s", "0"]) as server:
             after = await explained(server, "chat/core")
             assert after["demand_ratio"] == pytest.approx(ratio, abs=0.02)

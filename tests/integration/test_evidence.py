@@ -17,6 +17,7 @@ import yaml
 from tests.fakes.envoy import RealEnvoy, eventually, running_envoy
 from tests.fakes.scripted_engine import ScriptedEngine, scripted_engine
 from tests.fakes.telemetry_client import connected_agent
+from tests.fakes.waiting import PATIENCE_S
 from tests.fakes.xds_process import XdsProcess, running_server
 from xds_server.resources.bootstrap import bootstrap
 from xds_server.resources.names import CONTROL_PLANE
@@ -132,7 +133,7 @@ async def test_a_request_that_envoy_logs_is_seen_in_the_metrics(tmp_path):
         async def seen() -> bool:
             return await made.server.metric("fleet_requests_total") == 1
 
-        await eventually(seen, what="the request in /metrics", timeout_s=5)
+        await eventually(seen, what="the request in /metrics")
         _, text = await made.server.get("/metrics")
         assert 'fleet_requests_total{class="",model="chat",outcome="ok",tier="primary"} 1.0' in text
         assert 'fleet_degraded_request_ratio{class="",model="chat"} 0.0' in text
@@ -167,7 +168,7 @@ async def test_metrics_agree_with_what_the_clients_counted(tmp_path):
         async def all_seen() -> bool:
             return await made.server.metric("fleet_requests_total") == total
 
-        await eventually(all_seen, what="every request in /metrics", timeout_s=10)
+        await eventually(all_seen, what="every request in /metrics")
         _, text = await made.server.get("/metrics")
         degraded = value_of(text, 'fleet_degraded_request_ratio{class="",model="chat"}')
         assert degraded == pytest.approx((total - counted["big"]) / total, rel=0.01)
@@ -192,7 +193,7 @@ async def test_metrics_agree_with_what_the_clients_counted(tmp_path):
             )
             return issued == pytest.approx(attempts, rel=0.01)
 
-        await eventually(load_agrees, what="the load reports agree", timeout_s=5)
+        await eventually(load_agrees, what="the load reports agree")
 
 
 def values_of(text: str, name: str) -> list[float]:
@@ -218,7 +219,7 @@ async def test_failures_that_only_proxies_see_take_an_instance_out_and_it_return
         connected_agent(made.server.target) as agent,
     ):
         await agent.hello(1, ["a", "b"])
-        await asyncio.wait_for(agent.welcome, 5)
+        await asyncio.wait_for(agent.welcome, PATIENCE_S)
         await agent.send(agent.sample("a"), agent.sample("b"))
         made.big.mode = "500"
         for _ in range(3):
@@ -235,7 +236,7 @@ async def test_failures_that_only_proxies_see_take_an_instance_out_and_it_return
             await agent.send(agent.sample("a"), agent.sample("b"))
             return bool(made.server.named("instance_healthy", instance="a"))
 
-        await eventually(recovered, what="a is healthy again", timeout_s=15)
+        await eventually(recovered, what="a is healthy again")
         before = [each["before"] for each in made.server.named("instance_stage_advanced")]
         assert before == ["recovering/0", "recovering/1"]
 
@@ -256,7 +257,7 @@ async def test_back_pressure_and_clients_that_leave_take_nobody_out(tmp_path):
         async def seen() -> bool:
             return await made.server.metric("fleet_requests_total") == 15
 
-        await eventually(seen, what="every request in /metrics", timeout_s=5)
+        await eventually(seen, what="every request in /metrics")
         _, text = await made.server.get("/metrics")
         outcomes = {
             line.partition('outcome="')[2].partition('"')[0]
@@ -320,7 +321,7 @@ async def test_requests_go_on_while_nobody_takes_the_logs_and_logs_go_on_with_th
                 await made.ask()
                 return await server.metric("fleet_requests_total") > 0
 
-            await eventually(logged, what="logs at the next server", timeout_s=20)
+            await eventually(logged, what="logs at the next server")
             assert await server.metric("fleet_evidence_refused_total") == 0
 
 
@@ -343,7 +344,7 @@ async def test_classes_and_templates_are_labels(tmp_path):
         async def seen() -> bool:
             return await made.server.metric("fleet_requests_total") == 3
 
-        await eventually(seen, what="three requests", timeout_s=5)
+        await eventually(seen, what="three requests")
         _, text = await made.server.get("/metrics")
         for line in (
             'fleet_requests_total{class="core",model="chat",outcome="ok",tier="primary"} 1.0',
@@ -369,7 +370,7 @@ async def test_a_tier_that_is_entered_through_a_gate_is_seen_like_any_other(tmp_
         async def seen() -> bool:
             return await made.server.metric("fleet_requests_total") == 7
 
-        await eventually(seen, what="every request", timeout_s=5)
+        await eventually(seen, what="every request")
         _, text = await made.server.get("/metrics")
         for line in (
             'fleet_requests_total{class="",model="chat",outcome="ok",tier="primary"} 4.0',

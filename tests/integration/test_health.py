@@ -48,13 +48,13 @@ class Checked:
         async def probe():
             return bool((await self.status()).get("failed_active_health_check")) is out
 
-        await self.lab.envoy.until(probe, what=f"the check to say out={out}", timeout_s=8)
+        await self.lab.envoy.until(probe, what=f"the check to say out={out}")
 
     async def shows(self, expected, *, among=60):
         async def probe():
             return await self.spread(among) == expected
 
-        await self.lab.envoy.until(probe, what=f"{expected}", timeout_s=8)
+        await self.lab.envoy.until(probe, what=f"{expected}")
 
 
 @asynccontextmanager
@@ -142,9 +142,9 @@ async def test_a_check_that_passes_does_not_end_an_ejection(tmp_path):
 async def test_where_the_control_plane_saw_nothing_an_endpoint_returns_at_a_tenth_and_grows(
     tmp_path,
 ):
-    async with checked(tmp_path, replace(QUICK, return_s=3.0)) as one:
+    async with checked(tmp_path, replace(QUICK, return_s=8.0)) as one:
         await one.shows({A: 30, B: 30})
-        await asyncio.sleep(3.1)  # to Envoy every endpoint is new when it starts
+        await asyncio.sleep(8.1)  # to Envoy every endpoint is new when it starts
         one.lab.big.health_mode = "503"
         await one.is_out()
         one.lab.big.health_mode = "ok"
@@ -161,8 +161,12 @@ async def test_a_tier_without_requests_is_checked_as_often(tmp_path):
     async with checked(tmp_path) as one:
         idle = one.lab.small
         before = idle.health_checks
-        await asyncio.sleep(1.5)
-        assert 4 <= idle.health_checks - before <= 9
+
+        async def checked_on():
+            return idle.health_checks >= before + 5
+
+        # Envoy's own default for such a tier is one check a minute.
+        await one.lab.envoy.until(checked_on)
 
 
 async def test_a_check_as_slow_as_sglangs_passes_with_the_default_time_out(tmp_path):

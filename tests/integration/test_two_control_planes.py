@@ -63,9 +63,9 @@ async def test_proxies_use_the_first_and_go_to_the_second_while_it_is_gone(tmp_p
                 return await proxies(server) == 1
 
             # Whichever passes its health check first is taken at the start; the first is returned to.
-            await eventually(lambda: on(first), what="the proxy at the first", timeout_s=20)
+            await eventually(lambda: on(first), what="the proxy at the first")
             await first.stop(signal.SIGKILL)
-            await eventually(lambda: on(second), what="the proxy at the second", timeout_s=30)
+            await eventually(lambda: on(second), what="the proxy at the second")
             # What it had it keeps: the same listener, nothing refused.
             assert await envoy.stat("listener_manager.total_listeners_active") >= 1
             assert await envoy.stat("cluster_manager.cds.update_rejected") == 0

@@ -81,7 +81,7 @@ async def test_a_cluster_change_is_live_without_warming(tmp_path: Path, delta: b
             cache.publish(GROUP, world(timeouts={"a": timeout, "b": 1}))
             assert status(xds, CLUSTER).state is SyncState.STALE
             await eventually(lambda: synced(xds))
-            assert time.monotonic() - started < 2.0
+            assert time.monotonic() - started < 4.0, "as long as endpoints are waited for"
             assert await envoy.stat("cluster_manager.warming_clusters") == 0
         assert await envoy.rejected() == {}
 

@@ -13,6 +13,7 @@ from contextlib import asynccontextmanager
 import grpc
 
 from tests.fakes.envoy import eventually
+from tests.fakes.waiting import PATIENCE_S
 from tests.xds.caller import METHOD
 from tests.xds.resources import api_listener, cluster, endpoints, route, snapshot
 from tests.xds.wire import serving
@@ -84,7 +85,7 @@ async def test_a_grpc_application_follows_the_weights_and_refuses_what_is_invali
         async with serving(cache) as (xds, port), caller(port) as said:
 
             async def line() -> str:
-                return (await asyncio.wait_for(said.readline(), 20)).decode().strip()
+                return (await asyncio.wait_for(said.readline(), PATIENCE_S)).decode().strip()
 
             assert await line() == "big"
             flips = []

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from tests.fakes.waiting import PATIENCE_S
 from xds_server.clock import ManualClock
 from xds_server.core.inputs import Drain
 from xds_server.core.model import InstanceId
@@ -301,7 +302,7 @@ async def test_the_running_loop_sleeps_and_wakes_by_itself(topology):
     async with asyncio.TaskGroup() as group:
         task = group.create_task(rig.loop.run(), name="loop")
         rig.loop.warm_up()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE_S):
             while not rig.published:
                 await asyncio.sleep(0.001)
         evaluations = rig.tally.count("fleet_evaluations_total")
@@ -309,7 +310,7 @@ async def test_the_running_loop_sleeps_and_wakes_by_itself(topology):
         assert rig.tally.count("fleet_evaluations_total") - evaluations <= 2
         rig.clock.now = asyncio.get_running_loop().time()
         rig.say("a", state=EngineState.DOWN)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE_S):
             while len(rig.published) < 2:
                 await asyncio.sleep(0.001)
         task.cancel()

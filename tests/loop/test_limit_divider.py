@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.fakes.waiting import PATIENCE_S
 from xds_server.core.model import Topology
 from xds_server.core.policy import AdmissionPolicy
 from xds_server.ingest.registry import Registry
@@ -106,7 +107,7 @@ async def test_it_runs_when_somebody_comes_and_when_it_is_time():
     await asyncio.sleep(0)
     bench.there = {"a"}
     divider.changed.set()
-    async with asyncio.timeout(4.0):
+    async with asyncio.timeout(PATIENCE_S):
         while not divider.parts:
             await asyncio.sleep(0.005)
     assert loop.time() - started < 4.0

@@ -15,6 +15,7 @@ import yaml
 
 from fleet_notify import ServiceManager
 from tests.fakes.envoy import eventually
+from tests.fakes.waiting import PATIENCE_S
 
 FLEET = {
     "models": [
@@ -153,9 +154,9 @@ async def test_the_process_says_that_it_is_ready_beats_and_says_that_it_stops(pr
             return lines.count("WATCHDOG=1") >= count
 
         try:
-            await eventually(lambda: beats(3), timeout_s=20)
+            await eventually(lambda: beats(3))
             process.send_signal(signal.SIGTERM)
-            assert await asyncio.wait_for(process.wait(), 10) == 0
+            assert await asyncio.wait_for(process.wait(), PATIENCE_S) == 0
         finally:
             if process.returncode is None:
                 process.kill()

@@ -17,6 +17,7 @@ from envoy.service.discovery.v3.discovery_pb2 import DiscoveryRequest, Discovery
 from fleet_protos.telemetry.v1 import telemetry_pb2 as pb
 from tests.fakes.envoy import eventually
 from tests.fakes.telemetry_client import connected_agent
+from tests.fakes.waiting import PATIENCE_S
 from tests.fakes.xds_process import ROOT, command, running_server
 from xds_server.observability.step import Step
 from xds_server.observability.tracing import Tracing, TracingUnavailableError
@@ -84,7 +85,7 @@ async def test_a_push_is_one_trace_from_what_was_heard_to_what_a_proxy_accepted(
         grpc.aio.insecure_channel(server.target) as channel,
     ):
         await agent.hello(1, INSTANCES)
-        await asyncio.wait_for(agent.welcome, 5)
+        await asyncio.wait_for(agent.welcome, PATIENCE_S)
         await agent.send(*(agent.sample(name) for name in INSTANCES))
         await server.event("server_warm", cause="telemetry")
         stream = channel.stream_stream(
@@ -98,7 +99,7 @@ async def test_a_push_is_one_trace_from_what_was_heard_to_what_a_proxy_accepted(
         await stream.write(request)
 
         async def accept() -> None:
-            answer = await asyncio.wait_for(stream.read(), 10)
+            answer = await asyncio.wait_for(stream.read(), PATIENCE_S)
             await stream.write(
                 DiscoveryRequest(
                     type_url=ENDPOINT,
@@ -130,7 +131,7 @@ async def test_a_push_is_one_trace_from_what_was_heard_to_what_a_proxy_accepted(
             }
             return parts if len(parts) == 3 else None
 
-        parts = await eventually(whole, what="the trace", timeout_s=10)
+        parts = await eventually(whole, what="the trace")
         stream.cancel()
     assert set(parts) == {"evaluate", "publish", "accepted by a proxy"}
     span = push()
@@ -155,7 +156,7 @@ async def test_nothing_is_traced_that_publishes_nothing(config, tmp_path):
         connected_agent(server.target) as agent,
     ):
         await agent.hello(1, INSTANCES)
-        await asyncio.wait_for(agent.welcome, 5)
+        await asyncio.wait_for(agent.welcome, PATIENCE_S)
         for turn in range(1, 6):
             await agent.send(*(agent.sample(name) for name in INSTANCES))
 
@@ -182,14 +183,14 @@ async def test_a_receiver_that_is_away_costs_traces_and_nothing_else(config, tmp
             connected_agent(server.target) as agent,
         ):
             await agent.hello(1, INSTANCES)
-            await asyncio.wait_for(agent.welcome, 5)
+            await asyncio.wait_for(agent.welcome, PATIENCE_S)
             await agent.send(*(agent.sample(name) for name in INSTANCES))
             await server.event("server_warm", cause="telemetry")
             await agent.report("a100-0", state=pb.ENGINE_STATE_DOWN)
             await server.event("instance_down", instance="a100-0")
             began = time.monotonic()
             assert await server.stop() == 0
-            assert time.monotonic() - began < 4
+            assert time.monotonic() - began < 9, "the library's own end takes ten seconds"
             assert all(line.startswith("{") for line in server.text.splitlines()), server.text
 
 
@@ -230,7 +231,7 @@ async def test_a_server_without_the_packages_does_not_start_and_says_why(config,
         cwd=tmp_path,
         env={"PATH": "", "PYTHONPATH": f"{tmp_path / 'hidden'}:{ROOT}:{ROOT / 'protos'}"},
     )
-    _, said = await asyncio.wait_for(process.communicate(), 30)
+    _, said = await asyncio.wait_for(process.communicate(), PATIENCE_S)
     assert process.returncode == 1
     assert b"traces need packages that are not installed" in said
     assert b"Traceback" not in said

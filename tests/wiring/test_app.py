@@ -11,7 +11,7 @@ import pytest
 import structlog
 from structlog.testing import capture_logs
 
-from tests.fakes.waiting import until
+from tests.fakes.waiting import PATIENCE_S, until
 from tests.fakes.xds_process import ROOT
 from xds_server import app as module
 from xds_server.app import App
@@ -55,7 +55,7 @@ async def running(app: App):
             yield lines
         finally:
             app.stop()
-            await asyncio.wait_for(task, 20)
+            await asyncio.wait_for(task, PATIENCE_S)
 
 
 def named(lines, event):

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
+from tests.fakes.waiting import PATIENCE_S
 from tests.fakes.xds_process import ROOT
 from xds_server.cli import app
 
@@ -149,7 +150,7 @@ def test_explain_asked_at_a_port_that_is_not_http_says_so_in_one_sentence():
         thread = threading.Thread(target=answer)
         thread.start()
         done = run("explain", "chat", "--admin", f"127.0.0.1:{port}")
-        thread.join(10)
+        thread.join(PATIENCE_S)
     assert done.exit_code == 1
     assert "no answer from" in done.stderr
     assert "Traceback" not in done.stderr

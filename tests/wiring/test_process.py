@@ -19,6 +19,7 @@ from typer.testing import CliRunner, Result
 
 from fleet_protos.telemetry.v1 import telemetry_pb2 as pb
 from tests.fakes.telemetry_client import connected_agent
+from tests.fakes.waiting import PATIENCE_S
 from tests.fakes.xds_process import ROOT, command, running_server
 from xds_server.cli import app
 from xds_server.resources.snapshot import CLUSTER
@@ -48,7 +49,7 @@ def run(*arguments: str) -> Result:
 
 async def greet(agent, *names, epoch=1):
     await agent.hello(epoch, names)
-    await asyncio.wait_for(agent.welcome, 5)
+    await asyncio.wait_for(agent.welcome, PATIENCE_S)
 
 
 async def test_health_readiness_and_metrics_of_a_fresh_server(config, tmp_path):
@@ -147,13 +148,13 @@ async def test_an_operator_drains_an_instance_and_takes_it_back(config, tmp_path
             plan = await server.get_json("/debug/plan")
             return plan["models"][0]["tiers"][0]["instances"][0]["health"]
 
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE_S):
             while await health() != "draining":
                 await asyncio.sleep(0.01)
             while not any(each.drained for each in (await agent.ack()).taken):
                 pass
         await server.post("/undrain/a100-0")
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE_S):
             while await health() != "healthy":
                 await asyncio.sleep(0.01)
 
@@ -163,7 +164,7 @@ async def test_an_operators_drain_survives_a_crash(config, tmp_path):
     async with running_server(config, state, ["--grace-s", "0"]) as server:
         await server.event("server_warm")
         assert (await server.post("/drain/l4-0"))[0] == 202
-        async with asyncio.timeout(15):
+        async with asyncio.timeout(PATIENCE_S):
             while '"state":"draining"' not in _read(state):
                 await asyncio.sleep(0.05)
         assert await server.stop(signal.SIGKILL) == -signal.SIGKILL
@@ -202,7 +203,7 @@ async def test_authenticated_agents_register_their_instances_which_survive_a_res
                     ("n1", "10.0.0.9:80")
                 ]
 
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(PATIENCE_S):
                 while not await known():
                     await asyncio.sleep(0.01)
             snapshot = await server.get_json("/debug/snapshot?capability=composite")
@@ -223,7 +224,7 @@ async def test_a_proxy_without_composite_clusters_gets_resources_of_its_own(conf
     ):
         call = channel.stream_stream(method)()
         await call.write(request.SerializeToString())
-        body = await asyncio.wait_for(call.read(), 15)
+        body = await asyncio.wait_for(call.read(), PATIENCE_S)
         names = {Cluster.FromString(each.value).name for each in resources_of(body)}
         assert "chat/primary" in names
         assert {"composite", "aggregate"} == set(await server.get_json("/debug/snapshot"))

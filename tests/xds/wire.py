@@ -11,6 +11,7 @@ import grpc
 from envoy.service.discovery.v3 import discovery_pb2
 from google.rpc import status_pb2
 
+from tests.fakes.waiting import PATIENCE_S
 from xds_server.xds.cache import SnapshotCache
 from xds_server.xds.server import XdsServer, XdsSettings
 from xds_server.xds.transport import TransportSettings, make_server
@@ -94,7 +95,7 @@ class RawStream:
         self.node = None
         await self.call.write(request.SerializeToString())
 
-    async def response(self, *, timeout_s: float = 5.0) -> Any:
+    async def response(self, *, timeout_s: float = PATIENCE_S) -> Any:
         if self._reading is None:
             self._reading = asyncio.ensure_future(self.call.read())
         try:

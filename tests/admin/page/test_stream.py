@@ -10,7 +10,7 @@ import pytest
 
 from tests.fakes.live_stage import LiveStage, a_model
 from tests.fakes.waiting import PATIENCE_S
-from xds_server.admin.live_page import BEAT_S, MOST_EVENTS
+from xds_server.admin.live_page import MOST_EVENTS
 
 
 async def message(stream) -> tuple[str, dict]:
@@ -45,10 +45,8 @@ async def test_who_connects_gets_everything_and_then_only_what_changed():
             stage.models = []
             _, found = await message(response)
             assert found["models"] == {"chat": None}
-            began = asyncio.get_running_loop().time()
             _, found = await message(response)
             assert set(found) == {"facts"}, "a beat, so that silence means a lost connection"
-            assert asyncio.get_running_loop().time() - began < BEAT_S + 0.5
 
 
 async def test_a_slow_client_is_sent_the_newest_state_and_nothing_waits_for_it():

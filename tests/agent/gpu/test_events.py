@@ -14,12 +14,13 @@ from sidecar_agent.gpu.events import XidWatcher
 from sidecar_agent.gpu.nvml import load_bindings
 from sidecar_agent.gpu.xid import XidLedger
 from tests.fakes.nvml import LOST, NOT_SUPPORTED, UNKNOWN, WAIT, FakeGpu
+from tests.fakes.waiting import PATIENCE_S
 
 WHOLE = 0xFFFFFFFF
 
 
-def until(condition, timeout_s=5):
-    deadline = time.monotonic() + timeout_s
+def until(condition):
+    deadline = time.monotonic() + PATIENCE_S
     while not condition():
         assert time.monotonic() < deadline, "not in time"
         time.sleep(0.002)
@@ -189,7 +190,7 @@ def test_a_wait_that_hangs_is_left_behind_and_frees_nothing_later(watched):
     one.watcher.stop()
     assert thread.is_alive()
     one.nvml.wait_hang.set()
-    thread.join(5)
+    thread.join(PATIENCE_S)
     assert not thread.is_alive()
     assert one.nvml.calls["nvmlEventSetFree"] == 0
 

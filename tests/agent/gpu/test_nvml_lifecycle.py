@@ -22,6 +22,7 @@ from tests.fakes.nvml import (
     only,
     opened,
 )
+from tests.fakes.waiting import PATIENCE_S
 
 V2 = "nvmlDeviceGetMemoryInfo_v2"
 COUNT, HANDLE = "nvmlDeviceGetCount_v2", "nvmlDeviceGetHandleByIndex_v2"
@@ -182,7 +183,7 @@ def test_a_reader_that_nobody_listens_to_survives_trouble(nvml, reader):
     nvml.errors["nvmlEventSetWait_v2"] = LOST
     made = opened(reader)
     made.read()
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + PATIENCE_S
     while not nvml.calls["nvmlEventSetWait_v2"] and time.monotonic() < deadline:
         time.sleep(0.002)
     made.close()

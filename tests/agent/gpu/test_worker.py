@@ -22,6 +22,7 @@ from sidecar_agent.gpu.reader import NoGpuReader
 from sidecar_agent.gpu.worker import GpuWorker
 from sidecar_agent.gpu.xid import Place, XidLedger
 from tests.fakes.nvml import FakeGpu
+from tests.fakes.waiting import PATIENCE_S
 
 GPU = GpuReading(
     uuid="GPU-a",
@@ -31,8 +32,8 @@ GPU = GpuReading(
 )
 
 
-def until(condition, timeout_s=5):
-    deadline = time.monotonic() + timeout_s
+def until(condition):
+    deadline = time.monotonic() + PATIENCE_S
     while not condition():
         assert time.monotonic() < deadline, "not in time"
         time.sleep(0.002)
@@ -90,7 +91,7 @@ def worker(scripted):
     for one in made:
         one.close(grace_s=5)
         if one._thread.is_alive():  # it was overdue, so closing did not wait for it
-            one._thread.join(5)
+            one._thread.join(PATIENCE_S)
 
 
 def test_before_the_first_reading_it_is_starting(worker):
@@ -146,9 +147,10 @@ def test_after_a_slow_call_the_next_one_does_not_wait(worker, scripted):
     scripted.gate.clear()
     one.request()
     until(lambda: one.latest().driver is DriverState.STALLED)
+    released_at = time.monotonic()
     scripted.gate.set()
     until(lambda: scripted.log.count("read") == 3)
-    assert time.monotonic() - one.latest().read_at < 1, "not as old as the call that hung"
+    until(lambda: one.latest().read_at >= released_at)  # not as old as the call that hung
 
 
 def test_opening_may_take_longer_than_reading(worker, scripted):
@@ -170,7 +172,7 @@ def test_latest_returns_at_once_while_a_call_hangs(worker, scripted):
     started = time.monotonic()
     for _ in range(100):
         one.latest()
-    assert time.monotonic() - started < 1
+    assert time.monotonic() - started < 20
 
 
 def test_closing_leaves_a_hung_driver_behind(worker, scripted):
@@ -181,8 +183,8 @@ def test_closing_leaves_a_hung_driver_behind(worker, scripted):
     until(lambda: one.latest().driver is DriverState.STALLED)
     with capture_logs() as logs:
         started = time.monotonic()
-        assert one.close(grace_s=5) is False
-        assert time.monotonic() - started < 1
+        assert one.close(grace_s=30) is False
+        assert time.monotonic() - started < 20
     assert [log["event"] for log in logs] == ["gpu_driver_left_behind"]
 
 
@@ -256,7 +258,7 @@ async def test_every_reading_calls_back_on_the_event_loop(worker, scripted):
     one.attach(asyncio.get_running_loop(), lambda: called.put_nowait(threading.get_ident()))
     one.start()
     for _ in range(3):
-        assert await asyncio.wait_for(called.get(), 5) == threading.get_ident()
+        assert await asyncio.wait_for(called.get(), PATIENCE_S) == threading.get_ident()
 
 
 def test_a_loop_that_is_closed_is_forgotten(worker, scripted):
@@ -279,7 +281,7 @@ async def test_a_fault_calls_back_even_while_a_call_hangs(worker, scripted):
     called = asyncio.Event()
     one.attach(asyncio.get_running_loop(), called.set)
     ledger.record(Place("GPU-a"), 79, now=time.monotonic())
-    await asyncio.wait_for(called.wait(), 5)
+    await asyncio.wait_for(called.wait(), PATIENCE_S)
     assert one.latest().gpus[0].health is GpuHealth.RESET_REQUIRED
     assert one.xids == {("GPU-a", 79): 1}
 
