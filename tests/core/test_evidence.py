@@ -259,10 +259,15 @@ def test_it_knows_when_it_last_saw_each():
 def test_ratios_of_requests():
     window = RequestWindow(60.0)
     assert window.ratios(0.0).degraded is None
+    window.attempt(0.5)
+    assert window.ratios(0.5).amplification is None
     for _ in range(6):
-        window.add(1.0, attempts=1, degraded=False, template=None)
-    window.add(1.0, attempts=3, degraded=True, template=None)
-    window.add(1.0, attempts=0, degraded=True, template="sorry")
+        window.attempt(1.0)
+        window.add(1.0, degraded=False, template=None)
+    for _ in range(2):
+        window.attempt(1.0)
+    window.add(1.0, degraded=True, template=None)
+    window.add(1.0, degraded=True, template="sorry")
     ratios = window.ratios(2.0)
     assert ratios.requests == 8
     assert ratios.degraded == 0.25
@@ -275,7 +280,7 @@ def test_ratios_of_requests():
 def test_tokens_per_second_are_right_from_the_start_on(seconds):
     window = RequestWindow(60.0)
     for tick in range(10 * seconds):
-        window.add(100 + tick / 10, attempts=1, degraded=False, template=None, tokens=50.0)
+        window.add(100 + tick / 10, degraded=False, template=None, tokens=50.0)
     found = window.ratios(100 + seconds).tokens_per_second
     least = 0.19 if seconds < 5 else 0.95  # Never over less than a slice of five seconds.
     assert least * 500 <= found <= 1.05 * 500
@@ -287,7 +292,9 @@ def test_ratios_are_those_of_the_requests_in_the_span(steps):
     now, ended = 0.0, []
     for gap_s, attempts, is_static in steps:
         now += gap_s
-        window.add(now, attempts=attempts, degraded=is_static, template="t" if is_static else None)
+        window.add(now, degraded=is_static, template="t" if is_static else None)
+        for _ in range(attempts):
+            window.attempt(now)
         ended.append((now, attempts, is_static))
     found = window.ratios(now)
     surely = [each for each in ended if each[0] > now - 60.0]

@@ -138,6 +138,33 @@ CASES = [
         id="nobody to ask",
     ),
     pytest.param(
+        [failed(flags=["upstream_overflow"], status=503), statically(attempts=2)],
+        {("chat", "", "static", "ok"): 1},
+        {},
+        id="a full tier asks nobody, whoever the attempt names",
+    ),
+    pytest.param(
+        [an_entry(None, cluster="", status=429, attempts=0, served="", x_degrade_reason="class_shed")],
+        {("chat", "", "none", "class_shed"): 1},
+        {},
+        id="a class that is not served",
+    ),
+    *(
+        pytest.param(
+            [an_entry(None, route=route, status=status, cluster="", served="", attempts=0)],
+            {("", "", "none", ended): 1},
+            {},
+            id=f"answered by the proxy alone: {route or 'no route'}",
+        )
+        for route, status, ended in (
+            ("", 404, "client_error"),
+            ("models", 200, "ok"),
+            ("model_not_found", 404, "client_error"),
+            ("model_missing", 400, "client_error"),
+            ("uncounted", 400, "client_error"),
+        )
+    ),
+    pytest.param(
         [failed(None, cluster="chat/static", status=503)], {}, {}, id="a static tier that says 503"
     ),
     pytest.param(
@@ -161,7 +188,6 @@ def test_what_entries_count_for(logged, entries, requests, attempts):
         pytest.param(an_entry(8001, host="10.6.6.6"), "unknown_endpoint", id="a host"),
         pytest.param(failed(9999), "unknown_endpoint", id="an endpoint that failed"),
         pytest.param(an_entry(route="theirs"), "unknown_route", id="a route"),
-        pytest.param(an_entry(None, route="", status=404, attempts=0), "no_route", id="no route"),
     ],
 )
 def test_what_is_not_of_this_fleet_is_counted_and_forgotten(logged, entry, reason):
@@ -203,6 +229,23 @@ def test_ratios_per_model_and_class(logged):
     assert gauges(logged, "fleet_static_answer_ratio") == {("chat", "", "sorry"): 0.2}
     amplification = gauges(logged, "fleet_retry_amplification_ratio")[("chat", "")]
     assert amplification == pytest.approx((5 + 3 * 2 + 2) / 10), "the static tier's own is none"
+
+
+def test_amplification_counts_what_reached_an_engine_for_each_class(logged):
+    topology = replace(a_fleet(), classes=(RequestClass(name="core"), RequestClass(name="rest")))
+    logged.fleet = Fleet(topology, logged.policy, 0.0)
+    refused = an_entry(
+        None, kind=ATTEMPT, route="chat/core", status=429, cluster="chat/primary/gate"
+    )
+    for route, said in (("chat/core", "core"), ("chat/rest", "rest"), ("chat/rest", "invented")):
+        logged.take(refused, statically(route=route, attempts=2))
+        logged.take(
+            an_entry(8001, kind=ATTEMPT, route="gate", status=500, request_class=said),
+            an_entry(8002, kind=ATTEMPT, route="gate", request_class=said),
+            an_entry(None, route=route, attempts=2),
+        )
+    found = gauges(logged, "fleet_retry_amplification_ratio")
+    assert found == {("chat", "core"): 1.0, ("chat", "rest"): 0.5}
 
 
 def test_latencies_of_a_tier(logged):

@@ -26,6 +26,7 @@ def an_entry(
     served: str = "big",
     tokens: str = "",
     errored: bool = False,
+    request_class: str = "",
     **headers: str,
 ) -> HTTPAccessLogEntry:
     """Return an entry with what a real one has besides; underscores in header names become dashes."""
@@ -55,6 +56,8 @@ def an_entry(
     entry.request.user_agent = "openai-python"
     entry.request.request_id = "6cfb2bd3-34be-44b2-b9d0-5d2c1d3f8e0a"
     entry.response.response_code_details = details
+    if request_class:
+        entry.request.request_headers["x-request-class"] = request_class
     if errored:
         common.metadata.filter_metadata["llm"].fields["stream_error"].bool_value = True
     if tokens:

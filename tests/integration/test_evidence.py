@@ -380,3 +380,65 @@ async def test_a_tier_that_is_entered_through_a_gate_is_seen_like_any_other(tmp_
             'fleet_retry_amplification_ratio{class="",model="chat"} 1.4285714285714286',
         ):
             assert line in text
+
+
+@pytest.mark.parametrize(
+    "limit", [{"requests_per_second": 0.01}, {"concurrency": 1}], ids=["over its rate", "full"]
+)
+async def test_attempts_that_a_tiers_limit_turns_away_reach_no_engine_and_count_for_none(
+    tmp_path, limit
+):
+    admission = {"burst_s": 0.01, "largest_request_tokens": 512}
+    async with lab(tmp_path, more=CLASSES, limit=limit, admission=admission) as made:
+        made.big.plain_s = 0.2
+        for _ in range(4):
+            answers = await asyncio.gather(
+                *(
+                    made.ask(headers={"x-slo": "core"} if number % 2 else None)
+                    for number in range(6)
+                )
+            )
+            assert {answer.status for answer in answers} == {200}
+        attempts = made.big.requests + made.small.requests
+        assert made.big.requests < 12
+
+        async def seen() -> bool:
+            return await made.server.metric("fleet_requests_total") == 24
+
+        await eventually(seen, what="every request", timeout_s=5)
+        _, text = await made.server.get("/metrics")
+        assert sum(values_of(text, "fleet_attempts_total")) == attempts
+        ratios = values_of(text, "fleet_retry_amplification_ratio")
+        assert sum(ratios) * 12 == pytest.approx(attempts)
+
+
+async def test_what_proxies_answer_alone_is_counted_too(tmp_path):
+    async with lab(tmp_path) as made:
+        written = yaml.safe_load(made.config.read_text())
+        written["models"][0]["match"] = {"models": ["chat"]}
+        written["models"][0]["limit"] = {"tokens_per_second": 1_000_000}
+        made.config.write_text(yaml.safe_dump(written))
+        await made.server.event("config_reloaded")
+
+        async def unknown() -> bool:
+            return (await made.ask(model="nobody")).status == 404
+
+        await eventually(unknown, what="the new file")
+        before = await made.server.metric("fleet_requests_total")
+        statuses = [
+            (await made.ask()).status,
+            (await made.ask(model="nobody")).status,
+            (await made.ask(model=None)).status,
+            (await made.ask(max_tokens=-1)).status,
+        ]
+        base = made.url.removesuffix("/chat/completions")
+        for path in ("/models", "/../nothing"):
+            async with made.session.get(base + path) as answer:
+                statuses.append(answer.status)
+        assert statuses == [200, 404, 400, 400, 200, 404]
+
+        async def seen() -> bool:
+            return await made.server.metric("fleet_requests_total") >= before + 6
+
+        await eventually(seen, what="every request", timeout_s=5)
+        assert await made.server.metric("fleet_evidence_refused_total") == 0

@@ -49,7 +49,6 @@ class RequestWindow:
         self,
         now: float,
         *,
-        attempts: int,
         degraded: bool,
         template: str | None,
         tokens: float = 0.0,
@@ -58,23 +57,28 @@ class RequestWindow:
 
         Args:
             now: Seconds; may not move backward by more than it matters.
-            attempts: At engines; the static tier is none.
             degraded: Whether a lower tier answered.
             template: Which static answer it was; None when it was not static.
             tokens: What it might cost; 0 where that is not counted.
         """
-        slots = self._slots
-        if not slots or now >= slots[-1].until:
-            self._forget(now)
-            slots.append(_Slot(now + self.span_s / SLOTS))
-        slot = slots[-1]
+        slot = self._slot(now)
         slot.requests += 1
-        slot.attempts += attempts
         slot.tokens += tokens
         if degraded:
             slot.degraded += 1
         if template is not None:
             slot.static[template] += 1
+
+    def attempt(self, now: float) -> None:
+        """Count an attempt at an engine that ended now, of whatever request."""
+        self._slot(now).attempts += 1
+
+    def _slot(self, now: float) -> _Slot:
+        slots = self._slots
+        if not slots or now >= slots[-1].until:
+            self._forget(now)
+            slots.append(_Slot(now + self.span_s / SLOTS))
+        return slots[-1]
 
     def ratios(self, now: float) -> Ratios:
         """Return the shares of the window."""

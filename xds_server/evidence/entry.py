@@ -37,6 +37,8 @@ class Entry(NamedTuple):
     """Which static answer it was, if it was one."""
     tokens: float = 0.0
     """What the request might cost; 0 where that is not counted."""
+    request_class: str = ""
+    """Said of attempts behind a gate, whose route does not tell it; a client may have invented it."""
     errored: bool = False
     """Whether an event of its stream was an error; only where proxies look into streams."""
 

@@ -19,7 +19,8 @@ from xds_server.evidence.load_reports import LoadReports
 from xds_server.evidence.places import Place, Places, TierPlace
 from xds_server.fleet import Fleet
 from xds_server.observability.metrics import Reading, Tally
-from xds_server.resources.names import GATE_ROUTE
+from xds_server.resources.names import ANSWERED_ROUTES, GATE_ROUTE
+from xds_server.resources.routing.request_classes import SHED
 
 MAX_TEMPLATES = 64
 """Static templates that are told apart; more would be somebody's invention."""
@@ -27,6 +28,8 @@ OTHER = "other"
 NONE = "none"
 LIMITED = "limited"
 """A request that a limiter of the proxy refused: it reached no engine."""
+OVERFLOW = "upstream_overflow"
+"""Envoy's flag of an attempt for which a full tier had no room: nobody was asked, whoever it names."""
 OFFER_GAP_S = 1.0
 """The brain hears of the same instance's failures at most this often."""
 _TOLD_BY_ATTEMPTS = FAILURES | {Outcome.REJECTED}
@@ -114,56 +117,53 @@ class Intake:
 
     def _request(self, entry: Entry, now: float) -> None:
         key = self._places.routes.get(entry.route)
+        ended = outcome(entry.status, entry.flags)
         if key is None:
-            self._refuse("unknown_route" if entry.route else "no_route")
+            if entry.route and entry.route not in ANSWERED_ROUTES:
+                self._refuse("unknown_route")
+            else:  # Asked for nothing that any model has, and told so by the proxy.
+                self._tally.add("fleet_requests_total", "", "", NONE, ended)
             return
         model, request_class = key
-        ended = outcome(entry.status, entry.flags)
         is_told = ended in _TOLD_BY_ATTEMPTS
         if entry.errored and ended is Outcome.OK:
             ended = Outcome.BROKEN  # The router does not see what is in a stream.
         tier = self._places.answered_by(model, cluster=entry.cluster, served=entry.served)
-        is_limited = entry.status == 429 and not entry.attempts
+        is_refused = entry.status == 429 and not entry.attempts
+        refusal = SHED if entry.reason == SHED else LIMITED
         self._tally.add(
             "fleet_requests_total",
-            *(model, request_class, NONE if tier is None or is_limited else tier.tier),
-            LIMITED if is_limited else ended,
+            *(model, request_class, NONE if tier is None or is_refused else tier.tier),
+            refusal if is_refused else ended,
         )
         if request_class:
             self._classes.setdefault(model, Counter())[ClassName(request_class)] += 1
-        if not is_limited:
+        if not is_refused:
             self._answered(entry, tier, now, key=key)
         if not is_told:
             self._last_attempt(entry, ended, tier, now)
 
-    def _answered(
-        self, entry: Entry, tier: TierPlace | None, now: float, *, key: tuple[ModelName, str]
-    ) -> None:
+    def _window(self, key: tuple[ModelName, str]) -> RequestWindow:
         window = self._requests.get(key)
         if window is None:
             window = self._requests[key] = RequestWindow(self._policy.evidence.ratio_window_s)
+        return window
+
+    def _answered(
+        self, entry: Entry, tier: TierPlace | None, now: float, *, key: tuple[ModelName, str]
+    ) -> None:
         template = None
-        attempts = entry.attempts
         if tier is not None and tier.is_static:
             template = self._template(entry.template)
             self._tally.add("fleet_static_answers_total", *key, template)
-            last = self._places.tiers.get(entry.cluster)
-            if last is not None and last.is_static:
-                attempts -= 1  # The static tier's own is none at an engine.
         degraded = tier is not None and tier.position > 0
-        window.add(
-            now,
-            attempts=max(0, attempts),
-            degraded=degraded,
-            template=template,
-            tokens=entry.tokens,
-        )
+        self._window(key).add(now, degraded=degraded, template=template, tokens=entry.tokens)
 
     def _last_attempt(
         self, entry: Entry, ended: Outcome, tier: TierPlace | None, now: float
     ) -> None:
         """Count the attempt that a request's entry speaks for; a failed one has an entry of its own."""
-        if entry.address is None:
+        if entry.address is None or OVERFLOW in entry.flags:
             return
         if not entry.via_upstream and ended is not Outcome.ABORTED:
             return
@@ -178,13 +178,13 @@ class Intake:
     def _take(self, place: Place, entry: Entry, ended: Outcome, now: float) -> None:
         is_whole = ended is Outcome.OK
         self._count(
-            place, ended, now,
+            place, entry, ended, now,
             latency_s=entry.latency_s if is_whole else None,
             first_byte_s=entry.first_byte_s if is_whole else None,
         )  # fmt: skip
 
     def _attempt(self, entry: Entry, now: float) -> None:
-        if entry.address is None:
+        if entry.address is None or OVERFLOW in entry.flags:
             return  # Nobody was asked, or the static tier.
         place = self._places.instances.get(entry.address)
         if place is None:
@@ -192,13 +192,14 @@ class Intake:
             return
         ended = outcome(entry.status, entry.flags)
         if ended in _TOLD_BY_ATTEMPTS:
-            self._count(place, ended, now)
+            self._count(place, entry, ended, now)
         elif entry.route == GATE_ROUTE:  # The request's own entry names no endpoint behind a gate.
             self._take(place, entry, ended, now)
 
     def _count(
         self,
         place: Place,
+        entry: Entry,
         ended: Outcome,
         now: float,
         *,
@@ -206,6 +207,9 @@ class Intake:
         first_byte_s: float | None = None,
     ) -> None:
         self._tally.add("fleet_attempts_total", place.model, place.tier, place.instance, ended)
+        key = self._places.asked_by(place.model, entry)
+        if key is not None:
+            self._window(key).attempt(now)
         if self._is_stale:
             return
         window = self._tiers.get((place.model, place.tier))

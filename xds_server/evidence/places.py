@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from xds_server.core.model import InstanceId, ModelName, TierName, Topology
-from xds_server.evidence.entry import Address
+from xds_server.evidence.entry import Address, Entry
 from xds_server.resources.limits.entrances import entrance
-from xds_server.resources.names import cluster_name
+from xds_server.resources.names import GATE_ROUTE, cluster_name
 
 
 class Place(NamedTuple):
@@ -58,6 +58,16 @@ class Places:
                     self.tiers[name] = place
                 if tier.is_static:
                     self._static[model.name] = (tier.serves or tier.name, place)
+
+    def asked_by(self, model: ModelName, entry: Entry) -> tuple[ModelName, str] | None:
+        """Return the model and class of the request that an attempt at an engine of this model was made for.
+
+        A gate has one route for all; there the attempt says which class it is of.
+        """
+        if entry.route != GATE_ROUTE:
+            return self.routes.get(entry.route)
+        named = self.routes.get(f"{model}/{entry.request_class}")
+        return named or self.routes.get(str(model))
 
     def answered_by(self, model: ModelName, *, cluster: str, served: str) -> TierPlace | None:
         """Return the tier that answered.

@@ -21,6 +21,7 @@ from xds_server.evidence.entry import (
 from xds_server.resources.bodies.token_cost import TOKENS
 from xds_server.resources.headers import DEGRADE_REASON, DOWNGRADED, SERVED_MODEL, STATIC_TEMPLATE
 from xds_server.resources.names import METADATA
+from xds_server.resources.routing.request_classes import CLASS_HEADER
 from xds_server.resources.stream_errors import STREAM_ERROR
 
 SERVICE_FILES = (als_pb2, lrs_pb2)
@@ -133,6 +134,7 @@ def _entry(message: Any, *, is_request: bool) -> Entry:
         headers.get(DEGRADE_REASON, ""),
         headers.get(STATIC_TEMPLATE, ""),
         tokens,
+        message.request.request_headers.get(CLASS_HEADER, ""),
         errored,
     )
 

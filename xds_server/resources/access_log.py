@@ -10,12 +10,14 @@ proxy whose entries are not taken drops them and counts that: requests never wai
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from xds_server.core.policy import EvidencePolicy
 from xds_server.resources import headers
 from xds_server.resources.names import CONTROL_PLANE
 from xds_server.resources.proto import duration, pack, typed
+from xds_server.resources.routing.request_classes import CLASS_HEADER
 
 LOG_NAME = "evidence"
 BUFFER_BYTES = 16_384
@@ -64,12 +66,13 @@ def attempt_log(policy: EvidencePolicy) -> list[Any]:
 def every_attempt_log(policy: EvidencePolicy) -> list[Any]:
     """Return the log of all attempts, for the router of a gate.
 
-    The request's own entry cannot say which endpoint its last attempt reached there.
+    The request's own entry cannot say which endpoint its last attempt reached there, and the gate's route not which class
+    the request is of.
     """
-    return [_log(policy)] if policy.access_log else []
+    return [_log(policy, tells=[CLASS_HEADER])] if policy.access_log else []
 
 
-def _log(policy: EvidencePolicy, only: Any = None) -> Any:
+def _log(policy: EvidencePolicy, only: Any = None, *, tells: Sequence[str] = ()) -> Any:
     service = typed.core.GrpcService(
         envoy_grpc=typed.core.GrpcServiceEnvoyGrpc(cluster_name=CONTROL_PLANE)
     )
@@ -82,6 +85,7 @@ def _log(policy: EvidencePolicy, only: Any = None) -> Any:
             buffer_flush_interval=duration(policy.flush_s),
             buffer_size_bytes=BUFFER_BYTES,
         ),
+        additional_request_headers_to_log=list(tells),
         additional_response_headers_to_log=list(RESPONSE_HEADERS),
     )
     return typed.accesslog.AccessLog(

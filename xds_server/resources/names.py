@@ -10,6 +10,10 @@ LISTENER_NAME = "llm"
 ROUTE_CONFIG_NAME = "llm"
 GATE_ROUTE = "gate"
 """The route inside a gate; an entry in the access log with this name is about one attempt."""
+MODELS_ROUTE, UNKNOWN_MODEL_ROUTE, NO_MODEL_ROUTE = "models", "model_not_found", "model_missing"
+UNCOUNTED_ROUTE = "uncounted"
+ANSWERED_ROUTES = frozenset({MODELS_ROUTE, UNKNOWN_MODEL_ROUTE, NO_MODEL_ROUTE, UNCOUNTED_ROUTE})
+"""Routes that lead to no model: proxies answer by themselves with the list of models, or with what is wrong."""
 METADATA = "llm"
 """Namespace of the metadata on endpoints and requests."""
 

@@ -19,6 +19,7 @@ from xds_server.resources.bodies.token_cost import (
 )
 from xds_server.resources.errors import error_body
 from xds_server.resources.limits.admission import LIMITED
+from xds_server.resources.names import UNCOUNTED_ROUTE
 from xds_server.resources.proto import Route, pack, typed
 
 JSON = "application/json"
@@ -76,7 +77,7 @@ def _refused(prefix: str, conditions: list[Any], fact: Fact) -> Route:
     )
     body = error_body(message, kind="invalid_request_error", param=fact.value)
     route = r.Route(
-        name=f"invalid_{fact.value}",
+        name=UNCOUNTED_ROUTE,
         match=r.RouteMatch(prefix=prefix, dynamic_metadata=conditions),
         direct_response=r.DirectResponseAction(
             status=400, body=typed.core.DataSource(inline_string=body)

@@ -13,6 +13,7 @@ from urllib.parse import quote
 
 from xds_server.core.model import Model
 from xds_server.resources.errors import error_body
+from xds_server.resources.names import MODELS_ROUTE
 from xds_server.resources.proto import Route, RouteConfiguration, typed
 from xds_server.resources.routing.model_routing import answer, method
 
@@ -36,18 +37,18 @@ def model_list_routes(models: Sequence[Model]) -> Iterator[Route]:
     for path, names in by_path.items():
         entries = {name: _entry(name) for name in sorted(names)}
         document = json.dumps({"object": "list", "data": [*entries.values()]})
-        yield answer("models", r.RouteMatch(path=path, headers=get), 200, document)
+        yield answer(MODELS_ROUTE, r.RouteMatch(path=path, headers=get), 200, document)
         for name, entry in entries.items():
             for spelled in dict.fromkeys((name, quote(name, safe="/"), quote(name, safe=""))):
                 match = r.RouteMatch(path=f"{path}/{spelled}", headers=get)
-                yield answer("models", match, 200, json.dumps(entry))
+                yield answer(MODELS_ROUTE, match, 200, json.dumps(entry))
         missing = error_body(
             "This model does not exist.",
             kind="invalid_request_error",
             param="model",
             code="model_not_found",
         )
-        yield answer("models", r.RouteMatch(prefix=f"{path}/", headers=get), 404, missing)
+        yield answer(MODELS_ROUTE, r.RouteMatch(prefix=f"{path}/", headers=get), 404, missing)
 
 
 def _entry(name: str) -> dict[str, Any]:

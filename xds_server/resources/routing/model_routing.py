@@ -19,7 +19,7 @@ from xds_server.resources.bodies.request_facts import (
 )
 from xds_server.resources.capability import Capability
 from xds_server.resources.errors import error_body
-from xds_server.resources.names import METADATA
+from xds_server.resources.names import METADATA, NO_MODEL_ROUTE, UNKNOWN_MODEL_ROUTE
 from xds_server.resources.proto import Route, to_upb, typed
 
 JSON = "application/json"
@@ -91,7 +91,7 @@ def _not_found(prefix: str, capability: Capability) -> Iterator[Route]:
     named = f"%DYNAMIC_METADATA({METADATA}:{Fact.MODEL})%"
     shows = capability is not Capability.AGGREGATE
     yield answer(
-        "model_not_found",
+        UNKNOWN_MODEL_ROUTE,
         match,
         404,
         error_body(
@@ -103,7 +103,7 @@ def _not_found(prefix: str, capability: Capability) -> Iterator[Route]:
         is_format=shows,
     )
     match = r.RouteMatch(prefix=prefix, headers=[method("POST")])
-    yield answer("model_missing", match, 400, error_body(_UNNAMED, kind=_INVALID, param="model"))
+    yield answer(NO_MODEL_ROUTE, match, 400, error_body(_UNNAMED, kind=_INVALID, param="model"))
 
 
 def answer(name: str, match: Any, status: int, body: str, *, is_format: bool = False) -> Route:
