@@ -20,6 +20,7 @@ NAMES = (
     "evaluation",
     "end_to_end",
     "request_cost",
+    "endpoint_picker",
     "failover",
     "health_checks",
     "admission",

@@ -40,7 +40,7 @@ async def running_picker(desk: Desk) -> AsyncIterator[PickerServer]:
     server = PickerServer(desk)
     server.listen("127.0.0.1", 0)
     await server.start()
-    await server.set_ready(ready=True)
+    server.set_ready(ready=True)
     try:
         yield server
     finally:

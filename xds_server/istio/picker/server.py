@@ -1,30 +1,29 @@
-"""The picker's gRPC server: ext_proc and the three names that gateways and probes ask the health of.
+"""The picker's server: ext_proc and the three names that gateways and probes ask the health of.
 
 On a port of its own, but on the event loop of the control plane: a plan is obeyed with the next request.
 """
 
 from __future__ import annotations
 
-import asyncio
+import socket
 import time
-from typing import Any
-
-import grpc
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection
 
 from xds_server import logs
-from xds_server.config.addresses import format_address
 from xds_server.istio.picker.decide import Desk
 from xds_server.istio.picker.exchange import Exchange
+from xds_server.istio.picker.framing.calls import Call, CallError, Send
+from xds_server.istio.picker.framing.frames import Status
+from xds_server.istio.picker.framing.server import FramedServer
+from xds_server.istio.picker.health import CHECK, WATCH, CheckCall, Health, WatchCall
 from xds_server.istio.picker.proto import BadMessageError
-from xds_server.listening import StartError, bound
-from xds_server.xds.transport import TransportSettings, options
+from xds_server.listening import bound
 
 EXT_PROC_SERVICE = "envoy.service.ext_proc.v3.ExternalProcessor"
+PROCESS = f"/{EXT_PROC_SERVICE}/Process"
 LIVENESS = "liveness"
 READINESS = "readiness"
 """Names of the endpoint picker protocol's health checks, besides the service's own."""
+READY_NAMES = ("", READINESS, EXT_PROC_SERVICE)
 SAY_EVERY_S = 1.0
 """Gateways that cannot be served are counted each, but logged at most this often."""
 MAX_MESSAGE_BYTES = 64 * 2**20
@@ -36,9 +35,14 @@ class PickerServer:
 
     def __init__(self, desk: Desk) -> None:
         self._desk = desk
-        self._server: Any = None
-        self._health: Any = None
-        self._is_serving: bool | None = None
+        self._health = Health((*READY_NAMES, LIVENESS))
+        self._listening: socket.socket | None = None
+        self._server = FramedServer(
+            self._serve,
+            max_message_bytes=MAX_MESSAGE_BYTES,
+            refused=self.refused,
+            failed=self._failed,
+        )
         self._say_at = float("-inf")
         self._log = logs.get("picker")
         self.streams = 0
@@ -47,79 +51,78 @@ class PickerServer:
         """Where it listens; None = it does not."""
 
     def listen(self, host: str, port: int) -> int:
-        """Take the port, without serving yet; return it. To be called on the event loop.
+        """Take the port, without serving yet; return it.
 
         Raises:
             StartError: The address cannot be had.
         """
-        bound(
-            host, port, purpose="the endpoint picker", flag="istio.endpoint_picker.listen"
-        ).close()
-        server = grpc.aio.server(
-            options=[*options(TransportSettings(max_receive_bytes=MAX_MESSAGE_BYTES))]
-        )
-        process = grpc.stream_stream_rpc_method_handler(self._process)
-        server.add_generic_rpc_handlers(
-            (grpc.method_handlers_generic_handler(EXT_PROC_SERVICE, {"Process": process}),)
-        )
-        servicer = health.aio.HealthServicer()
-        health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
-        reflection.enable_server_reflection(
-            (EXT_PROC_SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), server
-        )
-        try:
-            got: int = server.add_insecure_port(format_address(host, port))
-        except RuntimeError as error:
-            raise StartError(
-                f"cannot listen on {format_address(host, port)} for the endpoint picker "
-                "(choose another with istio.endpoint_picker.listen)"
-            ) from error
-        self._server, self._health, self._is_serving, self.port = server, servicer, None, got
+        purpose, key = "the endpoint picker", "istio.endpoint_picker.listen"
+        self._listening = bound(host, port, purpose=purpose, flag=key)
+        got: int = self._listening.getsockname()[1]
+        self.port = got
         return got
 
     async def start(self) -> None:
         """Serve; not ready yet."""
-        await self._health.set(LIVENESS, health_pb2.HealthCheckResponse.SERVING)
-        await self.set_ready(ready=False)
-        await self._server.start()
+        assert self._listening is not None
+        self._listening.setblocking(False)
+        await self._server.start(self._listening)
+        self._health.set((LIVENESS,), serving=True)
 
-    async def set_ready(self, *, ready: bool) -> None:
+    def set_ready(self, *, ready: bool) -> None:
         """Tell gateways and probes whether requests shall come."""
-        if ready == self._is_serving:
-            return
-        self._is_serving = ready
-        status = health_pb2.HealthCheckResponse
-        for name in ("", READINESS, EXT_PROC_SERVICE):
-            await self._health.set(name, status.SERVING if ready else status.NOT_SERVING)
+        self._health.set(READY_NAMES, serving=ready)
 
     async def stop(self, grace_s: float) -> None:
         """Take no more requests, and let those under way end for so long."""
-        if self._server is None:
-            return
-        server, self._server, self.port = self._server, None, None
-        await self.set_ready(ready=False)
-        await server.stop(grace_s)
+        self.set_ready(ready=False)
+        self.port = None
+        await self._server.stop(grace_s)
+        if self._listening is not None:
+            self._listening.close()
+            self._listening = None
 
-    async def _process(self, _: Any, context: Any) -> None:
-        exchange = Exchange(self._desk)
-        read, write, take = context.read, context.write, exchange.take
-        self.streams += 1
-        try:
-            while (raw := await read()) is not grpc.aio.EOF:
-                for answer in take(raw):
-                    await write(answer)
-        except BadMessageError as error:
-            self._refused(context.peer(), str(error))
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error)[:300])
-        except (grpc.aio.BaseError, asyncio.InvalidStateError):
-            pass  # The gateway is gone; gRPC has told it all there is.
-        finally:
-            self.streams -= 1
-            exchange.close()
+    def _serve(self, path: str, send: Send) -> Call | None:
+        if path == PROCESS:
+            return _ProcessCall(self, self._desk)
+        if path == CHECK:
+            return CheckCall(self._health)
+        if path == WATCH:
+            return WatchCall(self._health, send)
+        return None
 
-    def _refused(self, peer: str, reason: str) -> None:
+    def refused(self, peer: str, reason: str) -> None:
+        """Count a gateway that cannot be served, and say so now and then."""
         self._desk.tally.add("fleet_picker_refusals_total", "", "bad_message")
         now = time.monotonic()
         if now >= self._say_at:
             self._say_at = now + SAY_EVERY_S
             self._log.warning(logs.PICKER_REFUSED, peer=peer, reason=reason[:300])
+
+    def _failed(self, error: BaseException) -> None:
+        self._desk.tally.add("fleet_picker_refusals_total", "", "error")
+        self._log.error(logs.PICKER_FAILED, error=repr(error), exc_info=error)
+
+
+class _ProcessCall:
+    """One request, as its gateway talks about it."""
+
+    __slots__ = ("_exchange", "_server")
+
+    ends_with_client = True
+
+    def __init__(self, server: PickerServer, desk: Desk) -> None:
+        self._exchange = Exchange(desk)
+        self._server = server
+        server.streams += 1
+
+    def take(self, raw: bytes) -> list[bytes]:
+        try:
+            return self._exchange.take(raw)
+        except BadMessageError as error:
+            self._server.refused("", str(error))
+            raise CallError(Status.INVALID_ARGUMENT, str(error)[:300]) from None
+
+    def close(self) -> None:
+        self._server.streams -= 1
+        self._exchange.close()

@@ -53,7 +53,7 @@ class EndpointPicker:
             while True:
                 await self._planned.wait()
                 self._planned.clear()
-                await self.server.set_ready(ready=self._around.loop.is_warm)
+                self.server.set_ready(ready=self._around.loop.is_warm)
         finally:
             await self.server.stop(self._section.stop_grace_s)
 
