@@ -6,7 +6,15 @@ from dataclasses import dataclass
 
 from xds_server.config.istio_checks import object_name
 from xds_server.config.istio_schema import IstioModel, IstioSection, IstioTier
-from xds_server.core.model import Model, ModelName, StaticAnswer, Tier, TierName, Topology
+from xds_server.core.model import (
+    ClassName,
+    Model,
+    ModelName,
+    StaticAnswer,
+    Tier,
+    TierName,
+    Topology,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +68,11 @@ class Mesh:
     def model(self, name: ModelName) -> MeshModel | None:
         """Return a model; None where the mesh is told nothing of it."""
         return next((each for each in self.models if each.model == name), None)
+
+
+def route_name(model: MeshModel, of: ClassName | None) -> str:
+    """Name the route of a class of a model's requests; None = that of all that are in no class."""
+    return model.name if of is None else f"{model.name}-{of}"
 
 
 def mesh_of(section: IstioSection | None, topology: Topology) -> Mesh:

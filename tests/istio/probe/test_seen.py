@@ -107,6 +107,17 @@ def test_what_differs_is_said_with_host_numbers_and_cause(routes, seen, said):
     assert "llm.ai.svc" in found
 
 
+def test_a_route_with_our_name_counts_and_no_other_then():
+    routes = (forward(100, 0, "core"), forward(0, 100, "batch"))
+    names = ("chat-core", "root-chat-batch")
+    assert difference(wanted(*routes), (route(names[0], big=1), route(names[1], small=1))) is None
+    swapped = difference(wanted(*routes), (route(names[0], small=1), route(names[1], big=1)))
+    assert swapped is not None
+    assert (
+        f"(class core): wanted primary=100% fallback=0%, sidecars have {TO_SMALL}=100%" in swapped
+    )
+
+
 @pytest.mark.parametrize(
     "cluster",
     [

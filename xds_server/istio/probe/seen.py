@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from xds_server.istio.mesh import route_name
 from xds_server.istio.weights import Action, ModelWeights, RouteWeights
 
 
@@ -50,9 +51,17 @@ def difference(wanted: ModelWeights, seen: Seen | None) -> str | None:
     if seen is None:
         return f"sidecars have no HTTP routes for {host}: is it a host of the mesh, with a port of that name?"
     for route in wanted.routes:
-        if not any(_is_met(route, each) for each in seen):
-            return _doubt(wanted, route, seen)
+        named = [each for each in seen if is_named(wanted, route, each.name)]
+        # Weights in a VirtualService of somebody else's are under that one's names.
+        if not any(_is_met(route, each) for each in named or seen):
+            return _doubt(wanted, route, named or seen)
     return None
+
+
+def is_named(wanted: ModelWeights, route: RouteWeights, name: str) -> bool:
+    """Whether a route of a sidecar has the name that we give a route; of a delegate the root's comes before it."""
+    ours = route_name(wanted.model, route.of)
+    return name == ours or name.endswith(f"-{ours}")
 
 
 def describe(route: RouteWeights) -> str:
@@ -100,7 +109,7 @@ def _is_at(wanted: _Place, seen: _Place) -> bool:
     )
 
 
-def _doubt(wanted: ModelWeights, route: RouteWeights, seen: Seen) -> str:
+def _doubt(wanted: ModelWeights, route: RouteWeights, seen: Sequence[SeenRoute]) -> str:
     """Say what is there instead, and who may have put it there."""
     ours = {(tier.host, tier.subset or "") for tier in wanted.model.tiers}
     about = f" (class {route.of})" if route.of is not None else ""
