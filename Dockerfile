@@ -20,7 +20,8 @@ RUN --mount=type=secret,id=pip_conf --mount=type=secret,id=pip_cert \
     set -eu; \
     if [ -f /run/secrets/pip_conf ]; then export PIP_CONFIG_FILE=/run/secrets/pip_conf; fi; \
     if [ -f /run/secrets/pip_cert ]; then export PIP_CERT=/run/secrets/pip_cert; fi; \
-    python3 -c "import tomllib; print(*tomllib.load(open('pyproject.toml', 'rb'))['project']['dependencies'], sep='\n')" \
+    python3 -c "import tomllib; p = tomllib.load(open('pyproject.toml', 'rb'))['project']; \
+print(*p['dependencies'], *p['optional-dependencies']['kubernetes'], sep='\n')" \
       > /tmp/requirements.txt; \
     /tools/bin/pip install --quiet --constraint constraints.txt setuptools; \
     /tools/bin/pip --python /opt/gpu-xds/bin/python install --quiet --no-compile --only-binary :all: \
