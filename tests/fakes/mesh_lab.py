@@ -65,6 +65,14 @@ def service(host: str, address: str, port: int, target: int) -> dict[str, Any]:
     }
 
 
+def written(folder: Path, *documents: Any) -> None:
+    """Write objects into a folder that istiod watches."""
+    folder.mkdir(exist_ok=True)
+    fresh = folder.parent / f"{folder.name}.new"
+    fresh.write_text(yaml.safe_dump_all(documents, sort_keys=False))
+    fresh.rename(folder / "all.yaml")
+
+
 SERVICES = (
     service(HOST, "240.0.0.1", PORT, 18999),
     service(BIG, "240.0.0.2", PORT, 18998),
@@ -132,10 +140,7 @@ class MeshLab:
 
     def apply(self, *documents: Any) -> None:
         """Write what the admin of the mesh has in its repository."""
-        folder = self.directory / "services"
-        folder.mkdir(exist_ok=True)
-        text = yaml.safe_dump_all(documents, sort_keys=False)
-        (folder / "all.yaml").write_text(text)
+        written(self.directory / "services", *documents)
 
     async def serve(self) -> None:
         """Start our side, as a new process would: nothing is known but the plans it is told."""

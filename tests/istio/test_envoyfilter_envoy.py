@@ -13,10 +13,10 @@ from typing import Any
 
 import aiohttp
 import pytest
-from aiohttp import web
 
 from tests.fakes.envoy import RealEnvoy, running_envoy, validate
 from tests.fakes.istio_patches import patched
+from tests.fakes.named_backend import named_backends
 from tests.fakes.plans import a_model, a_plan, a_static_tier, a_tier, a_topology
 from tests.fakes.xds_process import ROOT
 from tests.xds.wire import serving
@@ -35,32 +35,6 @@ CLUSTER = MeshCluster("vllm-70b.ai.svc.cluster.local", 8000)
 ALIASES = {"chat/primary": (CLUSTER.name,)}
 CDS = "type.googleapis.com/envoy.config.cluster.v3.Cluster"
 EDS = "type.googleapis.com/envoy.config.endpoint.v3.ClusterLoadAssignment"
-
-
-class Backend:
-    """Answers every request with its name."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.port = 0
-
-    async def _answer(self, _request: web.Request) -> web.Response:
-        return web.Response(text=self.name)
-
-    @asynccontextmanager
-    async def running(self) -> AsyncIterator[Backend]:
-        app = web.Application()
-        app.router.add_route("*", "/{tail:.*}", self._answer)
-        runner = web.AppRunner(app)
-        await runner.setup()
-        site = web.TCPSite(runner, "127.0.0.1", 0)
-        await site.start()
-        assert site._server is not None
-        self.port = site._server.sockets[0].getsockname()[1]
-        try:
-            yield self
-        finally:
-            await runner.cleanup()
 
 
 class Mesh:
@@ -182,10 +156,7 @@ def _bootstrap(directory: Path) -> dict[str, Any]:
 async def mesh(directory: Path, *, with_server: bool = True) -> AsyncIterator[Mesh]:
     """A sidecar, two instances of ours, and what istiod knows of the same service."""
     async with AsyncExitStack() as stack:
-        backends = [
-            await stack.enter_async_context(Backend(name).running())
-            for name in ("a", "b", "istiod")
-        ]
+        backends = await stack.enter_async_context(named_backends("a", "b", "istiod"))
         ours = [each.port for each in backends[:2]]
         model = a_model(tiers=[a_tier("primary", "70b", ours), a_static_tier()])
         topology = a_topology(model)
