@@ -87,8 +87,10 @@ class Connection:
         self._window = frames.DEFAULT_WINDOW
         self._stream_window = frames.DEFAULT_WINDOW
         self._received = 0
-        self._last = 0
+        self._began = 0
         """The highest stream that began."""
+        self._last = 0
+        """The highest one that is served."""
         self._headers: tuple[int, int, bytearray] | None = None
         """Stream, flags and block of headers that go on in the next frame."""
         self._decoder = Decoder(max_header_list_size=MAX_HEADERS_BYTES)
@@ -184,7 +186,7 @@ class Connection:
             self._received = 0
         stream = self._streams.get(number)
         if stream is None or stream.ended:
-            if number == 0 or number > self._last or stream is not None:
+            if number == 0 or number > self._began or stream is not None:
                 raise Http2Error(Error.PROTOCOL_ERROR, "data of a stream that is not open")
             return  # It ended here, and the client does not know yet.
         stream.received += size
@@ -259,19 +261,17 @@ class Connection:
             stream.ended = True
             self._client_ended(stream)
             return
-        if number <= self._last:
+        if number <= self._began:
             if not flags & frames.END_STREAM:
                 raise Http2Error(Error.STREAM_CLOSED, "headers of a stream that is over")
             return
         if number % 2 == 0:
             raise Http2Error(Error.PROTOCOL_ERROR, "a stream with an even number")
-        if self._is_closing:
+        self._began = number
+        if self._is_closing or len(self._streams) >= MAX_STREAMS:
             self.output.append(frames.reset(number, Error.REFUSED_STREAM))
             return
         self._last = number
-        if len(self._streams) >= MAX_STREAMS:
-            self.output.append(frames.reset(number, Error.REFUSED_STREAM))
-            return
         self._open(number, fields, ended=bool(flags & frames.END_STREAM))
 
     def _continuation(self, flags: int, number: int, payload: bytes) -> None:
@@ -319,7 +319,7 @@ class Connection:
     def _reset(self, number: int, payload: bytes) -> None:
         if len(payload) != 4:
             raise Http2Error(Error.FRAME_SIZE_ERROR, "RST_STREAM has four bytes")
-        if number == 0 or number > self._last:
+        if number == 0 or number > self._began:
             raise Http2Error(Error.PROTOCOL_ERROR, "RST_STREAM of a stream that never began")
         stream = self._streams.pop(number, None)
         if stream is not None:

@@ -1,0 +1,446 @@
+"""A connection without a network: frames in, frames out."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import struct
+from collections.abc import Iterable
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.fakes.http2_client import HEADERS, Http2Client, parse
+from xds_server.istio.picker.framing import frames
+from xds_server.istio.picker.framing.calls import Call, CallError, Send
+from xds_server.istio.picker.framing.connection import TOP_UP, Connection
+from xds_server.istio.picker.framing.frames import Error, Http2Error, Kind, Status
+
+MAX_MESSAGE = 200_000
+
+
+class Echo:
+    """Says everything twice, and `large N` with N bytes."""
+
+    ends_with_client = True
+
+    def __init__(self) -> None:
+        self.closed = 0
+
+    def take(self, raw: bytes) -> Iterable[bytes]:
+        if raw == b"break":
+            raise RuntimeError("broken")
+        if raw.startswith(b"refuse"):
+            raise CallError(Status.INVALID_ARGUMENT, "not that: 100 % ü\n")
+        if raw.startswith(b"large"):
+            return [b"x" * int(raw[5:])]
+        return [raw, raw]
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+class Patient(Echo):
+    """Goes on when the client has said everything."""
+
+    ends_with_client = False
+
+
+class Lab:
+    """A connection and its client."""
+
+    def __init__(self, **client_settings: int) -> None:
+        self.client = Http2Client(**client_settings)
+        self.calls: list[Echo] = []
+        self.sends: list[Send] = []
+        self.failures: list[BaseException] = []
+        self.connection = Connection(
+            self._serve, max_message_bytes=MAX_MESSAGE, failed=self.failures.append
+        )
+        self.tell(self.client.greeting)
+
+    def _serve(self, path: str, send: Send) -> Call | None:
+        if path not in ("/echo", "/patient"):
+            return None
+        self.calls.append(Echo() if path == "/echo" else Patient())
+        self.sends.append(send)
+        return self.calls[-1]
+
+    def tell(self, raw: bytes) -> None:
+        try:
+            self.connection.receive(raw)
+        finally:
+            self.listen()
+
+    def listen(self) -> bytes:
+        raw = b"".join(self.connection.output)
+        self.connection.output.clear()
+        self.client.read(raw)
+        return raw
+
+
+def test_a_call_is_answered_and_ends_with_its_client():
+    lab = Lab()
+    lab.tell(lab.client.ask(1, b"a", b"", b"bc"))
+    assert lab.client.answers[1].messages == [b"a", b"a", b"", b"", b"bc", b"bc"]
+    assert lab.client.status(1) == Status.OK
+    assert lab.client.answers[1].reset is None
+    assert lab.calls[0].closed == 1
+    assert lab.connection.streams == 0
+    assert lab.client.acks == 1
+
+
+def test_answers_do_not_wait_for_the_end_of_the_request():
+    lab = Lab()
+    lab.tell(lab.client.ask(1, b"a", ends=False))
+    assert lab.client.answers[1].messages == [b"a", b"a"]
+    assert not lab.client.answers[1].is_over
+    lab.tell(lab.client.data(1, b"", ends=True))
+    assert lab.client.status(1) == Status.OK
+
+
+def test_many_calls_share_a_connection_and_the_table_of_headers():
+    lab = Lab()
+    for index in range(50):
+        # Some headers change, so that entries of the table get other numbers.
+        fields = [*HEADERS, ("x-request-id", f"{index // 3}")]
+        number = 2 * index + 1
+        path = "/echo" if index % 5 else "/nowhere"
+        lab.tell(
+            lab.client.head(number, fields, path=path)
+            + lab.client.data(number, frames.message(b"%d" % index), ends=True)
+        )
+        if index % 5:
+            assert lab.client.answers[number].messages == [b"%d" % index] * 2
+        else:
+            assert lab.client.status(number) == Status.UNIMPLEMENTED
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    sizes=st.lists(st.integers(0, 300) | st.just(40_000), min_size=1, max_size=5),
+    cuts=st.lists(st.integers(0, 250_000), max_size=12),
+    is_drip=st.booleans(),
+)
+def test_it_does_not_matter_in_which_pieces_bytes_arrive(sizes, cuts, is_drip):
+    lab = Lab(initial_window_size=10_000_000)
+    lab.tell(frames.window_update(0, 10_000_000))
+    raw = b"".join(
+        lab.client.ask(2 * index + 1, b"y" * size, b"tail")
+        + frames.frame(Kind.PING, 0, 0, b"12345678")
+        for index, size in enumerate(sizes)
+    )
+    edges = {0, len(raw), *(cut for cut in cuts if cut < len(raw))}
+    if is_drip:
+        edges |= set(range(min(200, len(raw))))
+    for start, end in itertools.pairwise(sorted(edges)):
+        lab.tell(raw[start:end])
+    for index, size in enumerate(sizes):
+        messages = lab.client.answers[2 * index + 1].messages
+        assert messages == [b"y" * size, b"y" * size, b"tail", b"tail"]
+    assert len(lab.client.pongs) == len(sizes)
+    assert all(each.closed == 1 for each in lab.calls)
+
+
+def test_the_preface_may_come_byte_by_byte():
+    client = Http2Client()
+    connection = Connection(lambda *_: Echo(), max_message_bytes=10, failed=raised)
+    for index in range(len(client.greeting)):
+        connection.receive(client.greeting[index : index + 1])
+    client.read(b"".join(connection.output))
+    assert client.acks == 1
+
+
+def raised(error: BaseException) -> None:
+    raise error
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    window=st.integers(0, 70_000),
+    grants=st.lists(st.tuples(st.booleans(), st.integers(1, 60_000)), max_size=12),
+    sizes=st.lists(st.integers(0, 90_000), min_size=1, max_size=3),
+)
+def test_no_more_is_sent_than_the_client_allows_and_all_of_it_in_the_end(window, grants, sizes):
+    lab = Lab(initial_window_size=window)
+    number_of = {2 * index + 1: size for index, size in enumerate(sizes)}
+    allowed = dict.fromkeys(number_of, window)
+    whole = frames.DEFAULT_WINDOW
+
+    def check() -> None:
+        got = {number: len(lab.client.answers[number].data) for number in number_of}
+        assert sum(got.values()) <= whole
+        assert all(got[number] <= allowed[number] for number in number_of)
+
+    for number, size in number_of.items():
+        lab.tell(lab.client.ask(number, b"large%d" % size))
+    check()
+    for is_whole, by in grants:
+        if is_whole:
+            whole += by
+            lab.tell(frames.window_update(0, by))
+        else:
+            allowed[1] += by
+            lab.tell(frames.window_update(1, by))
+        check()
+    lab.tell(frames.window_update(0, 1_000_000))
+    lab.tell(Http2Client.settings(initial_window_size=1_000_000))
+    for number, size in number_of.items():
+        assert lab.client.answers[number].messages == [b"x" * size]
+        assert lab.client.status(number) == Status.OK
+    assert lab.connection.streams == 0
+
+
+def test_a_window_that_becomes_smaller_than_nothing_is_waited_for():
+    lab = Lab(initial_window_size=60_000)
+    lab.tell(lab.client.ask(1, b"large50000", ends=False))
+    lab.tell(Http2Client.settings(initial_window_size=10_000))  # 40,005 too much
+    lab.tell(lab.client.data(1, frames.message(b"ab")))
+    before = len(lab.client.answers[1].data)
+    lab.tell(frames.window_update(1, 40_000))
+    assert len(lab.client.answers[1].data) == before
+    lab.tell(frames.window_update(1, 100))
+    assert lab.client.answers[1].messages[-2:] == [b"ab", b"ab"]
+
+
+def test_a_blocked_stream_does_not_hold_up_the_others():
+    lab = Lab(initial_window_size=10)
+    lab.tell(lab.client.ask(1, b"large1000"))
+    lab.tell(lab.client.ask(3, b"a"))
+    assert len(lab.client.answers[1].data) == 10
+    assert len(lab.client.answers[3].data) == 10
+    lab.tell(frames.window_update(3, 100))
+    assert lab.client.answers[3].messages == [b"a", b"a"]
+    assert not lab.client.answers[1].is_over
+
+
+def test_who_sends_much_is_allowed_more():
+    lab = Lab()
+    lab.tell(lab.client.head(1))
+    connection = lab.connection
+    connection._received = connection._streams[1].received = TOP_UP - 10
+    connection.receive(lab.client.data(1, frames.message(b"0123456789")))
+    updates = [
+        each for each in parse(b"".join(connection.output)) if each.kind == Kind.WINDOW_UPDATE
+    ]
+    assert [(each.stream, int.from_bytes(each.payload, "big")) for each in updates] == [
+        (0, TOP_UP + 5),
+        (1, TOP_UP + 5),
+    ]
+
+
+def test_a_reset_ends_the_call_and_nothing_else():
+    lab = Lab(initial_window_size=10)
+    lab.tell(lab.client.ask(1, b"large1000", ends=False) + lab.client.head(3))
+    lab.tell(frames.reset(1, Error.CANCEL))
+    assert lab.calls[0].closed == 1
+    lab.tell(frames.window_update(1, 1000))  # was on its way
+    lab.tell(lab.client.data(1, b"late") + frames.reset(1, Error.CANCEL))
+    lab.tell(lab.client.data(3, frames.message(b"a"), ends=True))
+    assert lab.client.answers[3].data
+    assert lab.connection.streams == 1  # its answer waits for its window
+
+
+def test_the_end_of_the_connection_ends_every_call_once():
+    lab = Lab()
+    lab.tell(lab.client.head(1) + lab.client.head(3) + lab.client.ask(5, b"a"))
+    lab.connection.close()
+    lab.connection.close()
+    assert [each.closed for each in lab.calls] == [1, 1, 1]
+
+
+def test_after_going_away_open_calls_go_on_and_new_ones_are_refused():
+    lab = Lab()
+    lab.tell(lab.client.head(1))
+    lab.connection.go_away()
+    lab.connection.go_away()
+    lab.tell(lab.client.ask(3, b"late"))
+    lab.tell(lab.client.data(1, frames.message(b"a"), ends=True))
+    assert lab.client.goaways == [(1, Error.NO_ERROR, "")]
+    assert lab.client.answers[3].reset == Error.REFUSED_STREAM
+    assert lab.client.answers[1].messages == [b"a", b"a"]
+
+
+def test_headers_may_go_on_be_padded_and_have_a_priority():
+    lab = Lab()
+    block = lab.client.encoder.encode(list(HEADERS))
+    flags = frames.PADDED | frames.HAS_PRIORITY
+    first = bytes((4,)) + b"\x00\x00\x00\x00\x10" + block[:5] + b"\x00" * 4
+    lab.tell(
+        frames.frame(Kind.HEADERS, flags, 1, first)
+        + frames.frame(Kind.CONTINUATION, 0, 1, block[5:9])
+        + frames.frame(Kind.CONTINUATION, frames.END_HEADERS, 1, block[9:])
+    )
+    padded = bytes((3,)) + frames.message(b"a") + b"\x00" * 3
+    lab.tell(frames.frame(Kind.DATA, frames.PADDED | frames.END_STREAM, 1, padded))
+    assert lab.client.answers[1].messages == [b"a", b"a"]
+    assert lab.client.status(1) == Status.OK
+
+
+def test_trailers_of_the_client_end_its_side():
+    lab = Lab()
+    lab.tell(lab.client.ask(1, b"a", ends=False))
+    flags = frames.END_HEADERS | frames.END_STREAM
+    lab.tell(lab.client.head(1, [("x-checksum", "1")], flags=flags))
+    assert lab.client.status(1) == Status.OK
+
+
+def test_what_is_not_known_is_ignored():
+    lab = Lab()
+    lab.tell(
+        frames.frame(0xEE, 0xFF, 7, b"?")
+        + frames.frame(Kind.PRIORITY, 0, 1, b"12345")
+        + frames.goaway(0, Error.NO_ERROR)
+        + frames.frame(Kind.PING, frames.ACK, 0, b"12345678")
+        + frames.frame(Kind.SETTINGS, frames.ACK, 0)
+        + frames.frame(Kind.SETTINGS, 0, 0, struct.pack(">HI", 0xABCD, 1))
+    )
+    lab.tell(lab.client.ask(1, b"a"))
+    assert lab.client.status(1) == Status.OK
+
+
+@pytest.mark.parametrize(
+    ("message", "status", "text"),
+    [
+        (frames.message(b"refuse"), Status.INVALID_ARGUMENT, "not that: 100 %25 %C3%BC%0A"),
+        (frames.message(b"break"), Status.INTERNAL, "the call failed; see the log"),
+        (b"\x01" + frames.message(b"a")[1:], Status.UNIMPLEMENTED, "compressed messages are not taken"),
+        (b"\x00" + struct.pack(">I", MAX_MESSAGE + 1) + b"a", Status.RESOURCE_EXHAUSTED,
+         f"a message of {MAX_MESSAGE + 1} bytes: at most {MAX_MESSAGE} are taken"),
+    ],
+    ids=["refused", "raises", "compressed", "too large"],
+)  # fmt: skip
+def test_what_ends_a_call_leaves_the_connection(message, status, text):
+    lab = Lab()
+    lab.tell(lab.client.head(1) + lab.client.data(1, message))
+    assert lab.client.status(1) == status
+    assert lab.client.answers[1].headers["grpc-message"] == text
+    assert lab.client.answers[1].reset == Error.NO_ERROR
+    assert lab.calls[0].closed == 1
+    lab.tell(lab.client.data(1, frames.message(b"late")))  # before it knew
+    lab.tell(lab.client.ask(3, b"a"))
+    assert lab.client.status(3) == Status.OK
+    assert [str(each) for each in lab.failures] == (["broken"] if b"break" in message else [])
+
+
+def test_half_a_message_is_an_error():
+    lab = Lab()
+    lab.tell(lab.client.head(1) + lab.client.data(1, frames.message(b"abc")[:-1], ends=True))
+    assert lab.client.status(1) == Status.INTERNAL
+
+
+def test_a_refusal_comes_after_what_was_answered():
+    lab = Lab(initial_window_size=0)
+    lab.tell(lab.client.ask(1, b"a", b"refuse", b"never", ends=False))
+    assert not lab.client.answers[1].is_over
+    lab.tell(frames.window_update(1, 1000))
+    assert lab.client.answers[1].messages == [b"a", b"a"]
+    assert lab.client.status(1) == Status.INVALID_ARGUMENT
+
+
+@pytest.mark.parametrize(
+    ("fields", "status"),
+    [
+        ([*HEADERS[:-1], ("content-type", "text/html")], Status.INVALID_ARGUMENT),
+        (HEADERS[:-1], Status.INVALID_ARGUMENT),
+        ([*HEADERS[:-1], ("content-type", "application/grpc+proto")], Status.OK),
+    ],
+    ids=["html", "none", "with its format"],
+)
+def test_only_grpc_is_served(fields, status):
+    lab = Lab()
+    flags = frames.END_HEADERS | frames.END_STREAM
+    lab.tell(lab.client.head(1, fields, flags=flags))
+    assert lab.client.status(1) == status
+
+
+def test_a_patient_call_says_something_of_its_own_accord():
+    lab = Lab()
+    lab.tell(lab.client.ask(1, b"a", path="/patient"))
+    assert not lab.client.answers[1].is_over
+    lab.sends[0](b"news")
+    lab.listen()
+    assert lab.client.answers[1].messages == [b"a", b"a", b"news"]
+    lab.tell(frames.reset(1, Error.CANCEL))
+    lab.sends[0](b"too late")
+    assert lab.listen() == b""
+
+
+HEAD = frames.frame(
+    Kind.HEADERS, frames.END_HEADERS, 1, Http2Client().encoder.encode(list(HEADERS))
+)
+
+
+@pytest.mark.parametrize(
+    ("raw", "code"),
+    [
+        (frames.frame(Kind.DATA, 0, 1, b"a"), Error.PROTOCOL_ERROR),
+        (frames.frame(Kind.DATA, 0, 0, b"a"), Error.PROTOCOL_ERROR),
+        (HEAD + frames.frame(Kind.DATA, frames.PADDED, 1, b""), Error.PROTOCOL_ERROR),
+        (HEAD + frames.frame(Kind.DATA, frames.PADDED, 1, b"\x09a"), Error.PROTOCOL_ERROR),
+        (HEAD + HEAD, Error.PROTOCOL_ERROR),
+        (frames.frame(Kind.HEADERS, frames.END_HEADERS, 2, b""), Error.PROTOCOL_ERROR),
+        (frames.frame(Kind.HEADERS, frames.END_HEADERS, 1, b"\xff\xff\xff\xff\xff"), Error.COMPRESSION_ERROR),
+        (frames.frame(Kind.HEADERS, 0, 1, b"") + frames.frame(Kind.PING, 0, 0, b"12345678"), Error.PROTOCOL_ERROR),
+        (frames.frame(Kind.CONTINUATION, frames.END_HEADERS, 1, b""), Error.PROTOCOL_ERROR),
+        (frames.frame(Kind.HEADERS, 0, 1, b"a" * 16000)
+         + frames.frame(Kind.CONTINUATION, 0, 1, b"a" * 16000) * 4, Error.ENHANCE_YOUR_CALM),
+        (b"\x00\x40\x01" + b"\x00" * 20_000, Error.FRAME_SIZE_ERROR),
+        (frames.frame(Kind.PING, 0, 0, b"1"), Error.FRAME_SIZE_ERROR),
+        (frames.frame(Kind.RST_STREAM, 0, 1, b"1"), Error.FRAME_SIZE_ERROR),
+        (frames.reset(9, Error.CANCEL), Error.PROTOCOL_ERROR),
+        (frames.frame(Kind.WINDOW_UPDATE, 0, 0, b"1"), Error.FRAME_SIZE_ERROR),
+        (frames.window_update(0, 0), Error.PROTOCOL_ERROR),
+        (frames.window_update(0, 2**31 - 1), Error.FLOW_CONTROL_ERROR),
+        (HEAD + frames.window_update(1, 2**31 - 1), Error.FLOW_CONTROL_ERROR),
+        (frames.frame(Kind.SETTINGS, 0, 0, b"12345"), Error.PROTOCOL_ERROR),
+        (frames.frame(Kind.SETTINGS, frames.ACK, 0, b"123456"), Error.PROTOCOL_ERROR),
+        (Http2Client.settings(initial_window_size=2**31), Error.FLOW_CONTROL_ERROR),
+        (frames.frame(Kind.PUSH_PROMISE, 0, 1, b""), Error.PROTOCOL_ERROR),
+    ],
+)  # fmt: skip
+def test_what_breaks_the_protocol_ends_the_connection_with_a_reason(raw, code):
+    lab = Lab()
+    with pytest.raises(Http2Error):
+        lab.tell(raw)
+    [(_, said, text)] = lab.client.goaways
+    assert said == code
+    assert text
+
+
+def test_who_speaks_http_1_is_told():
+    connection = Connection(lambda *_: Echo(), max_message_bytes=10, failed=raised)
+    with pytest.raises(Http2Error, match="HTTP/2"):
+        connection.receive(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
+
+
+@settings(max_examples=80, deadline=None)
+@given(raw=st.binary(max_size=400), after=st.booleans())
+def test_nothing_that_arrives_raises_anything_else(raw, after):
+    lab = Lab()
+    with contextlib.suppress(Http2Error):
+        lab.connection.receive((HEAD if after else b"") + raw)
+    lab.connection.close()
+    assert not lab.failures
+    assert all(each.closed == 1 for each in lab.calls)
+
+
+FRAMES = st.builds(
+    frames.frame,
+    st.integers(0, 10),
+    st.integers(0, 255),
+    st.integers(0, 5),
+    st.binary(max_size=40),
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(sent=st.lists(FRAMES | st.just(HEAD), max_size=12))
+def test_no_order_of_frames_raises_anything_else(sent):
+    lab = Lab()
+    with contextlib.suppress(Http2Error):
+        lab.connection.receive(b"".join(sent))
+    lab.connection.close()
+    assert not lab.failures
+    assert all(each.closed == 1 for each in lab.calls)
