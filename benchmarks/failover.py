@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.rig import percentile
-from tests.fakes.chain import Answer
+from tests.fakes.answer import Answer
 from tests.fakes.live_streams import FALLBACK, PRIMARY, live_streams
 from tests.fakes.orphan import Chain, orphaned_chains
 from tests.fakes.scripted_engine import ScriptedEngine

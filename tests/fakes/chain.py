@@ -13,65 +13,22 @@ import io
 import json
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, replace
+from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 
-from tests.fakes.envoy import RealEnvoy, running_envoy
+from tests.fakes.answer import CHAT, Answer
 from tests.fakes.plans import a_model, a_plan, a_static_tier, a_tier, a_topology
-from tests.fakes.scripted_engine import ScriptedEngine, scripted_engine
-from tests.fakes.tiny_ads import TinyAds, tiny_ads
+from tests.fakes.scripted_engine import ScriptedEngine
+from tests.fakes.served import Served, all_running, served
 from xds_server.core.model import Affinity, StaticAnswer, Telemetry, Topology
 from xds_server.core.policy import FailurePolicy, HealthPolicy, Policy
-from xds_server.resources.bootstrap import bootstrap
 from xds_server.resources.builder import SnapshotBuilder
 from xds_server.resources.capability import Capability
 from xds_server.resources.names import cluster_name
-
-CHAT = "/v1/chat/completions"
-TEXT = "/v1/completions"
-
-
-@dataclass(frozen=True)
-class Answer:
-    """What a client got."""
-
-    status: int
-    text: str
-    headers: dict[str, str]
-
-    @property
-    def served(self) -> str | None:
-        return self.headers.get("x-served-model")
-
-    @property
-    def downgraded(self) -> str | None:
-        return self.headers.get("x-model-downgraded")
-
-    @property
-    def reason(self) -> str | None:
-        return self.headers.get("x-degrade-reason")
-
-    @property
-    def attempts(self) -> int:
-        return int(self.headers["x-attempt-count"])
-
-    @property
-    def story(self) -> tuple[int, str | None, str | None, str | None]:
-        """The status and the three headers."""
-        return self.status, self.served, self.downgraded, self.reason
-
-    @property
-    def events(self) -> list[str]:
-        """The payloads of an event stream; the whole text must be events."""
-        assert self.headers["content-type"] == "text/event-stream", self
-        assert self.text.endswith("\n\n"), self
-        blocks = self.text.removesuffix("\n\n").split("\n\n")
-        assert all(block.startswith("data: ") for block in blocks), self
-        return [block.removeprefix("data: ") for block in blocks]
 
 
 async def ask(
@@ -91,8 +48,7 @@ async def ask(
     async with session.post(
         base + path, data=io.BytesIO(body or json.dumps(asked).encode()), headers=sent
     ) as response:
-        text = await response.text()
-        return Answer(response.status, text, {k.lower(): v for k, v in response.headers.items()})
+        return await Answer.of(response)
 
 
 class ChainLab:
@@ -104,18 +60,15 @@ class ChainLab:
         tiers: Sequence[Sequence[ScriptedEngine]],
         topology: Topology,
         builder: SnapshotBuilder,
-        ads: TinyAds,
-        envoy: RealEnvoy,
-        session: aiohttp.ClientSession,
-        port: int,
+        at: Served,
     ) -> None:
         self.tiers = tiers
         self.topology = topology
         self.builder = builder
-        self.ads = ads
-        self.envoy = envoy
-        self.session = session
-        self.base = f"http://127.0.0.1:{port}"
+        self.ads = at.ads
+        self.envoy = at.envoy
+        self.session = at.session
+        self.base = f"http://127.0.0.1:{at.port}"
 
     @property
     def big(self) -> ScriptedEngine:
@@ -193,10 +146,7 @@ async def chain_lab(
     """Run a chain; by default one 70B, one 8B and the static tier, header time-out 0.5 s."""
     failures = failures or FailurePolicy(header_timeout_s=0.5, answer_timeout_s=None)
     tiers = tiers or [[ScriptedEngine("llama-3-70b")], [ScriptedEngine("llama-3-8b")]]
-    async with AsyncExitStack() as stack:
-        for engines in tiers:
-            for engine in engines:
-                await stack.enter_async_context(scripted_engine(engine))
+    async with all_running(engine for tier in tiers for engine in tier):
         names = ("primary", "fallback", "third", "fourth")
         model = a_model(
             tiers=[
@@ -218,30 +168,6 @@ async def chain_lab(
         topology = a_topology(model)
         policy = Policy(failures=failures, health=health or HealthPolicy())
         builder = SnapshotBuilder(topology, policy, capability)
-        ads = await stack.enter_async_context(tiny_ads(builder.build(a_plan(topology, split))))
-        envoy = await stack.enter_async_context(
-            running_envoy(
-                bootstrap(
-                    node_id="lab",
-                    cluster="test",
-                    xds_host="127.0.0.1",
-                    xds_port=ads.port,
-                ),
-                directory,
-            )
-        )
-        port = await envoy.listener_port("llm")
-        session = await stack.enter_async_context(
-            aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=0), timeout=aiohttp.ClientTimeout(total=30)
-            )
-        )
-        yield ChainLab(
-            tiers=tiers,
-            topology=topology,
-            builder=builder,
-            ads=ads,
-            envoy=envoy,
-            session=session,
-            port=port,
-        )
+        snapshot = builder.build(a_plan(topology, split))
+        async with served(snapshot, directory) as at:
+            yield ChainLab(tiers=tiers, topology=topology, builder=builder, at=at)

@@ -7,20 +7,21 @@ async with limits_lab(tmp_path, limit=Limit(tokens_per_second=1000)) as lab:
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 
+from tests.fakes.answer import CHAT, Answer, client
 from tests.fakes.echo_engine import EchoEngine, echo_engine
 from tests.fakes.envoy import RealEnvoy, eventually, running_envoy
 from tests.fakes.plans import a_model, a_plan, a_static_tier, a_tier, a_topology
-from tests.fakes.scripted_engine import ScriptedEngine, scripted_engine
+from tests.fakes.scripted_engine import ScriptedEngine
+from tests.fakes.served import all_running
 from tests.xds.wire import serving
 from xds_server.core.limits import Limit, Tenants
 from xds_server.core.model import RequestClass, Topology
@@ -33,26 +34,7 @@ from xds_server.xds.cache import SnapshotCache
 from xds_server.xds.server import XdsServer
 from xds_server.xds.syncz import SyncState
 
-CHAT = "/v1/chat/completions"
 JSON = {"content-type": "application/json"}
-
-
-@dataclass(frozen=True)
-class Reply:
-    """What a client got; header names in lower case."""
-
-    status: int
-    text: str
-    headers: dict[str, str]
-
-    @property
-    def served(self) -> str | None:
-        return self.headers.get("x-served-model")
-
-    @property
-    def error(self) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads(self.text)["error"]
-        return found
 
 
 class LimitsLab:
@@ -95,18 +77,16 @@ class LimitsLab:
         headers: dict[str, str] | None = None,
         path: str = CHAT,
         proxy: str = "one",
-    ) -> Reply:
+    ) -> Answer:
         """Send one request through a proxy; bytes and async generators are sent as they are."""
         url = f"http://127.0.0.1:{self.ports[proxy]}{path}"
         sent = JSON if headers is None else headers
         async with self.session.post(
             url, data=body, headers=sent, skip_auto_headers=["content-type"]
         ) as response:
-            text = (await response.read()).decode(errors="replace")
-            found = {name.lower(): value for name, value in response.headers.items()}
-            return Reply(response.status, text, found)
+            return await Answer.of(response)
 
-    async def ask_at_once(self, count: int, body: bytes = b"{}", **question: Any) -> list[Reply]:
+    async def ask_at_once(self, count: int, body: bytes = b"{}", **question: Any) -> list[Answer]:
         """Ask at the same time."""
         return await asyncio.gather(*(self.ask(body, **question) for _ in range(count)))
 
@@ -160,8 +140,7 @@ async def limits_lab(
     )
     async with AsyncExitStack() as stack:
         big, small = ScriptedEngine("llama-3-70b"), ScriptedEngine("llama-3-8b")
-        for engine in (big, small):
-            await stack.enter_async_context(scripted_engine(engine))
+        await stack.enter_async_context(all_running((big, small)))
         if echo is not None:
             await stack.enter_async_context(echo_engine(echo))
         first_port = big.port if echo is None else echo.port
@@ -176,11 +155,7 @@ async def limits_lab(
         topology = replace(a_topology(model), tenants=tenants, classes=classes)
         cache = SnapshotCache()
         xds, port = await stack.enter_async_context(serving(cache))
-        session = await stack.enter_async_context(
-            aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=0), timeout=aiohttp.ClientTimeout(total=30)
-            )
-        )
+        session = await stack.enter_async_context(client())
         lab = LimitsLab(
             topology=topology,
             policy=policy,

@@ -20,7 +20,8 @@ from typing import Any
 import aiohttp
 import yaml
 
-from tests.fakes.chain import Answer, ask
+from tests.fakes.answer import Answer, client
+from tests.fakes.chain import ask
 from tests.fakes.envoy import RealEnvoy, running_envoy
 from tests.fakes.scripted_engine import ScriptedEngine, scripted_engine
 from tests.fakes.xds_process import running_server
@@ -140,11 +141,7 @@ async def orphaned_chains(
         )
         envoy = await stack.enter_async_context(running_envoy(told, directory / "envoy"))
         port = await envoy.listener_port("llm")
-        session = await stack.enter_async_context(
-            aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=0), timeout=aiohttp.ClientTimeout(total=30)
-            )
-        )
+        session = await stack.enter_async_context(client())
         for chain in chains.values():
             chain.session, chain.envoy = session, envoy
             chain.base = f"http://127.0.0.1:{port}"

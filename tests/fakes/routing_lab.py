@@ -10,70 +10,34 @@ import asyncio
 import json
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 from yarl import URL
 
-from tests.fakes.envoy import RealEnvoy, running_envoy
+from tests.fakes.answer import CHAT, Answer
 from tests.fakes.plans import a_plan, a_tier
-from tests.fakes.scripted_engine import ScriptedEngine, scripted_engine
-from tests.fakes.tiny_ads import TinyAds, tiny_ads
+from tests.fakes.scripted_engine import ScriptedEngine
+from tests.fakes.served import Served, all_running, served
 from xds_server.core import classes
 from xds_server.core.model import Tier, Topology
 from xds_server.core.plan import Plan
 from xds_server.core.policy import FailurePolicy, Policy
-from xds_server.resources.bootstrap import bootstrap
 from xds_server.resources.builder import SnapshotBuilder
 from xds_server.resources.capability import Capability
-
-CHAT = "/v1/chat/completions"
-
-
-@dataclass(frozen=True)
-class Reply:
-    """What a client got; header names in lower case."""
-
-    status: int
-    text: str
-    headers: dict[str, str]
-
-    @property
-    def served(self) -> str | None:
-        return self.headers.get("x-served-model")
-
-    @property
-    def reason(self) -> str | None:
-        return self.headers.get("x-degrade-reason")
-
-    @property
-    def document(self) -> Any:
-        assert self.headers["content-type"] == "application/json", self
-        return json.loads(self.text)
 
 
 class RoutingLab:
     """The parts, and short ways to use them."""
 
-    def __init__(
-        self,
-        *,
-        topology: Topology,
-        builder: SnapshotBuilder,
-        ads: TinyAds,
-        envoy: RealEnvoy,
-        session: aiohttp.ClientSession,
-        port: int,
-    ) -> None:
+    def __init__(self, *, topology: Topology, builder: SnapshotBuilder, at: Served) -> None:
         self.topology = topology
         self.builder = builder
-        self.ads = ads
-        self.envoy = envoy
-        self.session = session
-        self.port = port
+        self.ads = at.ads
+        self.envoy = at.envoy
+        self.session = at.session
+        self.port = at.port
 
     def plan(self, split: Sequence[int] | None = None) -> Plan:
         """Push a plan that gives every model's tiers this split, divided over the classes."""
@@ -93,7 +57,7 @@ class RoutingLab:
         path: str = CHAT,
         method: str = "POST",
         **headers: str,
-    ) -> Reply:
+    ) -> Answer:
         """Send one request: a mapping as JSON, bytes as they are; `x_class` stands for `x-class`."""
         data = None if body is None and method == "GET" else body
         if not isinstance(data, bytes | None):
@@ -107,9 +71,7 @@ class RoutingLab:
             data=data,
             headers=sent,
         ) as response:
-            text = await response.text()
-            found = {name.lower(): value for name, value in response.headers.items()}
-            return Reply(response.status, text, found)
+            return await Answer.of(response)
 
     async def count(self, count: int, body: Any = None, **question: Any) -> Counter[Any]:
         """Ask at the same time; count who served."""
@@ -127,9 +89,7 @@ async def running_tiers(
 ) -> AsyncIterator[tuple[Tier, ...]]:
     """Run engines; yield tiers of them, called primary, fallback, third."""
     names = ("primary", "fallback", "third")
-    async with AsyncExitStack() as stack:
-        for each in (engine for tier in engines for engine in tier):
-            await stack.enter_async_context(scripted_engine(each))
+    async with all_running(engine for tier in engines for engine in tier):
         yield tuple(
             a_tier(name, tier[0].model, [each.port for each in tier], prefix=prefix)
             for name, tier in zip(names, engines, strict=False)
@@ -148,20 +108,5 @@ async def routing_lab(
     """Serve a topology to one Envoy for as long as the block lasts."""
     builder = SnapshotBuilder(topology, Policy(failures=failures or FailurePolicy()), capability)
     _, plan = classes.divide(classes.initial(topology.classes), a_plan(topology, split))
-    async with AsyncExitStack() as stack:
-        ads = await stack.enter_async_context(tiny_ads(builder.build(plan)))
-        config = bootstrap(node_id="n", cluster="c", xds_host="127.0.0.1", xds_port=ads.port)
-        envoy = await stack.enter_async_context(running_envoy(config, directory))
-        session = await stack.enter_async_context(
-            aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=0), timeout=aiohttp.ClientTimeout(total=30)
-            )
-        )
-        yield RoutingLab(
-            topology=topology,
-            builder=builder,
-            ads=ads,
-            envoy=envoy,
-            session=session,
-            port=await envoy.listener_port("llm"),
-        )
+    async with served(builder.build(plan), directory) as at:
+        yield RoutingLab(topology=topology, builder=builder, at=at)

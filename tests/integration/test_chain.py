@@ -8,7 +8,8 @@ import time
 
 import pytest
 
-from tests.fakes.chain import CHAT, TEXT, chain_lab
+from tests.fakes.answer import CHAT, TEXT
+from tests.fakes.chain import chain_lab
 from tests.fakes.plans import BUSY
 from tests.fakes.scripted_engine import ScriptedEngine
 from tests.fakes.waiting import PATIENCE_S

@@ -8,8 +8,9 @@ from dataclasses import replace
 
 import pytest
 
+from tests.fakes.answer import CHAT
 from tests.fakes.plans import a_model, a_static_tier, a_topology
-from tests.fakes.routing_lab import CHAT, routing_lab, running_tiers
+from tests.fakes.routing_lab import routing_lab, running_tiers
 from tests.fakes.scripted_engine import ScriptedEngine
 from xds_server.core.model import ClassName, RequestClass, WhenCritical
 from xds_server.core.plan import Level

@@ -8,7 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from tests.fakes.chain import CHAT, chain_lab
+from tests.fakes.answer import CHAT
+from tests.fakes.chain import chain_lab
 from tests.fakes.plans import a_model, a_model_plan, a_plan, a_static_tier, a_tier, a_topology
 from tests.fakes.rewriting import echo_engines, refusal_of, rewriting_proxy
 from xds_server.core.limits import Limit

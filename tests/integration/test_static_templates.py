@@ -7,7 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from tests.fakes.chain import CHAT, TEXT, ChainLab, chain_lab
+from tests.fakes.answer import CHAT, TEXT
+from tests.fakes.chain import ChainLab, chain_lab
 from tests.fakes.plans import BUSY, a_model, a_static_tier, a_tier, a_topology
 from tests.fakes.routing_lab import routing_lab
 from tests.fakes.scripted_engine import ScriptedEngine
