@@ -27,6 +27,7 @@ print(*p['dependencies'], *p['optional-dependencies']['kubernetes'], sep='\n')" 
     /tools/bin/pip --python /opt/gpu-xds/bin/python install --quiet --no-compile --only-binary :all: \
       --constraint constraints.txt --requirement /tmp/requirements.txt
 COPY protos ./protos
+COPY fleet_metrics ./fleet_metrics
 COPY fleet_notify ./fleet_notify
 COPY sidecar_agent ./sidecar_agent
 COPY xds_server ./xds_server

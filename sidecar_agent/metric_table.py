@@ -6,24 +6,7 @@ instance is `engine_instance`: `instance` is Prometheus' own label for whom it s
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-Labels = tuple[str, ...]
-Reading = tuple[str, Labels, float]
-"""Name of a metric, its label values, its value now."""
-
-
-@dataclass(frozen=True, slots=True)
-class Metric:
-    """One row of the table."""
-
-    kind: str
-    """`counter` or `gauge`."""
-    unit: str
-    """What one of it is; `0 or 1` and `1` say that something is so."""
-    help: str
-    labels: Labels = ()
-
+from fleet_metrics import Metric
 
 _OF_STREAM = ("control_plane",)
 _OF_INSTANCE = ("engine_instance",)

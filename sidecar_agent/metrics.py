@@ -8,16 +8,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
+from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 import sidecar_agent
+from fleet_metrics import Labels, Reading, of_process
 from sidecar_agent.agent import Agent, Instance
 from sidecar_agent.engine.token_watch import applied
 from sidecar_agent.gpu.facts import GpuReading
 from sidecar_agent.gpu.worker import GpuWorker
-from sidecar_agent.metric_table import METRICS, Labels, Reading
+from sidecar_agent.metric_table import METRICS
 from sidecar_agent.uplink import Uplink
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
@@ -45,11 +46,7 @@ class _Page(Collector):
         for name, labels, value in _readings(self._agent):
             readings.setdefault(name, []).append((labels, value))
         for name, metric in METRICS.items():
-            family = (
-                CounterMetricFamily(name.removesuffix("_total"), metric.help, labels=metric.labels)
-                if metric.kind == "counter"
-                else GaugeMetricFamily(name, metric.help, labels=metric.labels)
-            )
+            family = metric.family(name)
             for labels, value in readings.get(name, ()):
                 family.add_metric(labels, value)
             yield family
@@ -64,9 +61,7 @@ def _readings(agent: Agent) -> Iterator[Reading]:
         yield from _of_instance(name, instance, now)
     if agent.gpu is not None:
         yield from _of_gpus(agent.gpu, now)
-    for family in ProcessCollector(registry=None).collect():
-        for sample in family.samples:
-            yield sample.name, (), sample.value
+    yield from of_process()
 
 
 def _of_stream(uplink: Uplink, now: float) -> Iterator[Reading]:

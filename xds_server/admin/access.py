@@ -24,7 +24,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from xds_server import logs
 from xds_server.config.admin_tokens import Role, Token, TokenFile, find
 from xds_server.config.settings import Settings, is_loopback
-from xds_server.observability.metric_table import Reading
+from xds_server.observability.metrics import Reading
 from xds_server.store.moments import show_moment
 
 OPEN_PATHS = frozenset({"/", "/healthz", "/readyz", "/metrics", "/api/access"})

@@ -6,30 +6,7 @@ instance is `engine_instance`: `instance` is Prometheus' own label for whom it s
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-Labels = tuple[str, ...]
-Reading = tuple[str, Labels, float]
-"""Name of a gauge, its label values, its value now."""
-
-
-@dataclass(frozen=True, slots=True)
-class Metric:
-    """One row of the table."""
-
-    kind: str
-    """`counter`, `gauge` or `histogram`."""
-    unit: str
-    """What one of it is; `0 or 1` and `1` say that something is so."""
-    help: str
-    labels: Labels = ()
-    buckets: tuple[float, ...] = ()
-    always: tuple[Labels, ...] = ()
-    """Label values that are shown before anything was counted.
-
-    Prometheus cannot see a counter rise that appears with its first count; alert rules need these.
-    """
-
+from fleet_metrics import Metric
 
 LATENCY = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
 """Upper bounds of all histograms, in seconds: from an evaluation to a slow proxy."""

@@ -6,13 +6,14 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 
-from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
+from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.registry import Collector
 
-from xds_server.observability.metric_table import METRICS, Labels, Metric, Reading
+from fleet_metrics import Labels, Metric, Reading, of_process
+from xds_server.observability.metric_table import METRICS
 
-__all__ = ["METRICS", "Exposition", "Labels", "Metric", "Reading", "Scrape", "Tally"]
+__all__ = ["METRICS", "Exposition", "Reading", "Scrape", "Tally"]
 
 
 class Tally:
@@ -106,18 +107,14 @@ class Scrape(Collector):
     def collect(self) -> Iterator[CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily]:
         """Yield every family of the table."""
         readings: dict[str, list[tuple[Labels, float]]] = {}
-        for name, labels, value in chain(self._readings, self._later, _process()):
+        for name, labels, value in chain(self._readings, self._later, of_process()):
             readings.setdefault(name, []).append((labels, value))
         for name, metric in METRICS.items():
             if metric.kind == "histogram":
                 yield self._histogram(name, metric)
                 continue
             is_counter = metric.kind == "counter"
-            family = (
-                CounterMetricFamily(name.removesuffix("_total"), metric.help, labels=metric.labels)
-                if is_counter
-                else GaugeMetricFamily(name, metric.help, labels=metric.labels)
-            )
+            family = metric.family(name)
             rows = readings.get(name, [])
             shown = {labels for labels, _ in rows} if metric.always else ()
             rows += [(labels, 0.0) for labels in metric.always if labels not in shown]
@@ -137,10 +134,3 @@ class Scrape(Collector):
         family = HistogramMetricFamily(name, metric.help)
         family.add_metric((), buckets, sum_value=rows[-1])
         return family
-
-
-def _process() -> Iterator[Reading]:
-    """Yield what the kernel says about this process; nothing where it says nothing."""
-    for family in ProcessCollector(registry=None).collect():
-        for sample in family.samples:
-            yield sample.name, (), sample.value
