@@ -23,7 +23,8 @@ class Asked:
                 for domain in model.domains:
                     self._by_domain[domain] = (*self._by_domain.get(domain, ()), model)
         self._by_domain = {name: in_order(each) for name, each in self._by_domain.items()}
-        self._wild = sorted((each for each in self._by_domain if "*" in each), key=_wildness)
+        wild = (each for each in self._by_domain if "*" in each and each != "*")
+        self._wild = sorted(wild, key=_wildness)
         self._classes = tuple(sorted(topology.classes, key=lambda each: each.is_rest))
 
     def candidates(self, *, authority: str, path: str) -> tuple[Model, ...]:

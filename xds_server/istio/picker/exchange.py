@@ -84,7 +84,7 @@ class Exchange:
             subset=message.subset,
         )
         has_body = not message.is_last and mode is not BodyMode.NONE
-        self._request_over = not has_body
+        self._request_over = message.is_last
         if has_body and self._desk.needs_body(request):
             self._request = request
             return []
@@ -107,14 +107,14 @@ class Exchange:
         return self._decide_with_body(is_last=True) if message.is_last else []
 
     def _trailers(self, message: Trailers) -> list[bytes]:
+        if self._request_over if message.is_request else self._response_over:
+            return []
         if not message.is_request:
             self._response_over = True
             self.close()
             return [proto.trailers(is_request=False)]
-        replies: list[bytes] = []
-        if self._request is not None:
-            replies = self._decide_with_body(is_last=False)
         self._request_over = True
+        replies = [] if self._request is None else self._decide_with_body(is_last=False)
         return replies if self._is_answered else [*replies, proto.trailers(is_request=True)]
 
     def _decide_with_body(self, *, is_last: bool) -> list[bytes]:
