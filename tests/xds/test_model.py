@@ -11,11 +11,10 @@ from tests.xds.resources import cluster, endpoints, listener, route, snapshot
 from tests.xds.transcript import Reply, read
 from xds_server.resources.snapshot import CLUSTER, ENDPOINT, LISTENER, PUSH_ORDER, ROUTE
 from xds_server.xds.answer import Protocol
-from xds_server.xds.delta import DeltaSession
 from xds_server.xds.events import Event
 from xds_server.xds.rendered import Rendered
 from xds_server.xds.requests import DeltaRequest, SotwRequest
-from xds_server.xds.sotw import SotwSession
+from xds_server.xds.session import Session
 from xds_server.xds.subscription import FULL_STATE
 
 TYPES = (CLUSTER, ENDPOINT, LISTENER, ROUTE)
@@ -39,9 +38,8 @@ class Client(RuleBasedStateMachine):
         super().__init__()
         self.now = 0.0
         self.told: list[Event] = []
-        kind = SotwSession if self.protocol is Protocol.SOTW else DeltaSession
         self.rendered = Rendered()
-        self.session = kind(self.rendered, self.told.append)
+        self.session = Session(self.protocol, self.rendered, self.told.append)
         self.content: dict[str, dict[str, int]] = {each: {} for each in TYPES}
         self.names: dict[str, set[str]] = {}
         self.wildcard: dict[str, bool] = {}

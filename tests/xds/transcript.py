@@ -22,11 +22,10 @@ from envoy.service.discovery.v3 import discovery_pb2
 
 from xds_server.resources.snapshot import CLUSTER, ENDPOINT, LISTENER, ROUTE, Snapshot
 from xds_server.xds.answer import Protocol
-from xds_server.xds.delta import DeltaSession
 from xds_server.xds.events import Event
 from xds_server.xds.rendered import Rendered, Response
 from xds_server.xds.requests import DeltaRequest, SotwRequest
-from xds_server.xds.sotw import SotwSession
+from xds_server.xds.session import Session
 
 BOTH = [Protocol.SOTW, Protocol.DELTA]
 KINDS = {
@@ -90,8 +89,7 @@ class Dialog:
         self.protocol = protocol
         self.rendered = rendered or Rendered()
         self.events: list[Event] = []
-        sotw = protocol is Protocol.SOTW
-        self.session = (SotwSession if sotw else DeltaSession)(self.rendered, self.events.append)
+        self.session = Session(protocol, self.rendered, self.events.append)
         self.now = 1000.0
         self.inbox: list[Response] = []
         self.nonces: set[tuple[str, str]] = set()

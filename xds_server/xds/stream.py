@@ -12,44 +12,20 @@ import contextlib
 import dataclasses
 from collections.abc import Callable
 from typing import Any
-from typing import Protocol as Interface
 
 import grpc
 
 from xds_server.resources.snapshot import ENDPOINT, PUSH_ORDER, Snapshot
 from xds_server.xds.answer import Protocol
-from xds_server.xds.channel import Channel
-from xds_server.xds.delta import DeltaSession
 from xds_server.xds.events import Acked, Event, Nacked
 from xds_server.xds.node import BadNodeError, Proxy
 from xds_server.xds.observer import Observer
 from xds_server.xds.proto import BadRequestError, parse_delta, parse_sotw
 from xds_server.xds.rendered import Rendered, Response
-from xds_server.xds.sotw import SotwSession
+from xds_server.xds.session import Session
 
 _CLIENT_IS_GONE = (grpc.aio.BaseError, asyncio.InvalidStateError)
 _KNOWN_TYPES = frozenset(PUSH_ORDER)
-
-
-class Session(Interface):
-    """What the shell needs of a session of either protocol."""
-
-    @property
-    def deadline(self) -> float | None:
-        """When `on_time` has to be called."""
-
-    @property
-    def channels(self) -> dict[str, Channel]:
-        """State of each type."""
-
-    def on_request(self, request: Any, now: float) -> list[Response]:
-        """Take a request."""
-
-    def on_snapshot(self, snapshot: Snapshot, now: float) -> list[Response]:
-        """Take a snapshot."""
-
-    def on_time(self, now: float) -> list[Response]:
-        """Take the time."""
 
 
 class Stream:
@@ -84,7 +60,7 @@ class Stream:
         self.proxy: Proxy | None = None
         sotw = protocol is Protocol.SOTW
         self._parse: Callable[[bytes], Any] = parse_sotw if sotw else parse_delta
-        self.session: Session = (SotwSession if sotw else DeltaSession)(rendered, self._tell)
+        self.session = Session(protocol, rendered, self._tell)
 
     @property
     def keeps_limits(self) -> bool:
