@@ -7,31 +7,17 @@ go-control-plane.
 
 from __future__ import annotations
 
+from tests.fakes.plans import a_model_plan, a_static_tier
 from xds_server.core.model import (
     Instance,
     InstanceId,
     Model,
     ModelName,
-    StaticAnswer,
     Tier,
     TierName,
     Topology,
 )
-from xds_server.core.plan import (
-    TIER_WEIGHT_TOTAL,
-    EndpointHealth,
-    FaultState,
-    Freshness,
-    InstancePlan,
-    Level,
-    ModelPlan,
-    Plan,
-    Reason,
-    TierPlan,
-)
-
-REASON = Reason(rule="benchmark", text="set by the benchmark")
-ANSWER = {"choices": [{"message": {"role": "assistant", "content": "busy"}}]}
+from xds_server.core.plan import TIER_WEIGHT_TOTAL, ModelPlan, Plan
 
 
 def topology(*, models: int = 10, per_tier: int = 13) -> Topology:
@@ -55,9 +41,7 @@ def topology(*, models: int = 10, per_tier: int = 13) -> Topology:
             tiers.append(
                 Tier(name=TierName(name), serves=f"{name}-{index}", instances=tuple(instances))
             )
-        tiers.append(
-            Tier(name=TierName("static"), serves="static", answer=StaticAnswer(body=ANSWER))
-        )
+        tiers.append(a_static_tier())
         made.append(
             Model(name=ModelName(f"model-{index}"), tiers=tuple(tiers), prefix=f"/m{index}/")
         )
@@ -67,36 +51,7 @@ def topology(*, models: int = 10, per_tier: int = 13) -> Topology:
 def model_plan(model: Model, *, tier_weights: tuple[int, int, int], weight: int) -> ModelPlan:
     """Return a plan with the given tier weights (adding up to 1,000) and endpoint weight."""
     assert sum(tier_weights) == TIER_WEIGHT_TOTAL
-    return ModelPlan(
-        name=model.name,
-        tiers=tuple(
-            TierPlan(
-                name=tier.name,
-                level=Level.HEALTHY,
-                pressure=0.5,
-                share=share / TIER_WEIGHT_TOTAL,
-                weight=share,
-                spill=0.0,
-                demand=10.0,
-                capacity=20.0,
-                reason=REASON,
-                instances=tuple(
-                    InstancePlan(
-                        id=instance.id,
-                        state=FaultState.HEALTHY,
-                        freshness=Freshness.FRESH,
-                        ceiling=1.0,
-                        weight=weight,
-                        health=EndpointHealth.HEALTHY,
-                        pressure=0.5,
-                        basis=REASON,
-                    )
-                    for instance in tier.instances
-                ),
-            )
-            for tier, share in zip(model.tiers, tier_weights, strict=True)
-        ),
-    )
+    return a_model_plan(model, tier_weights, otherwise=weight)
 
 
 class Plans:

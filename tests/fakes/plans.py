@@ -81,15 +81,16 @@ def a_tier_plan(
     rule: str = "nominal",
     weights: Mapping[str, int] | None = None,
     health: Mapping[str, EndpointHealth] | None = None,
+    otherwise: int = 1000,
 ) -> TierPlan:
-    """Plan one tier; instances not named are healthy with weight 1000."""
+    """Plan one tier; instances not named are healthy and have the weight `otherwise`."""
     instances = tuple(
         InstancePlan(
             id=instance.id,
             state=FaultState.HEALTHY,
             freshness=Freshness.FRESH,
             ceiling=1.0,
-            weight=(weights or {}).get(instance.id, 1000),
+            weight=(weights or {}).get(instance.id, otherwise),
             health=(health or {}).get(instance.id, EndpointHealth.HEALTHY),
             pressure=None,
             basis=a_reason(),
@@ -117,6 +118,7 @@ def a_model_plan(
     rules: Sequence[str] = (),
     weights: Mapping[str, int] | None = None,
     health: Mapping[str, EndpointHealth] | None = None,
+    otherwise: int = 1000,
 ) -> ModelPlan:
     """Plan one model; by default everything goes to its first tier."""
     numbers = split or [1000] + [0] * (len(model.tiers) - 1)
@@ -129,6 +131,7 @@ def a_model_plan(
                 rule=rules[index] if index < len(rules) else "nominal",
                 weights=weights,
                 health=health,
+                otherwise=otherwise,
             )
             for index, (tier, number) in enumerate(zip(model.tiers, numbers, strict=True))
         ),
