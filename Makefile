@@ -36,7 +36,7 @@ $(ENVOY_STAMP): constraints.txt | $(STAMP)
 	@touch $@
 
 demo: setup ## play the incident on this machine (about 75 s)
-	@$(BIN)/python -m demo
+	@$(BIN)/python -m demo $(ARGS)
 
 prometheus: ## Prometheus and promtool below .tools, for the tests of rules and metrics; no root needed
 	@sh deploy/prometheus/install.sh $(PROMETHEUS_DIR)

@@ -34,6 +34,11 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     )
     parser.add_argument("--plain", action="store_true", help="lines instead of a live picture")
     parser.add_argument("--keep", action="store_true", help="keep logs and configurations")
+    parser.add_argument(
+        "--stay",
+        action="store_true",
+        help="after the play, go on with little load until Ctrl-C, to look around",
+    )
     given = parser.parse_args(arguments)
     if given.seconds < SHORTEST_S:
         parser.error(f"--seconds is {given.seconds:g}; expected at least {SHORTEST_S:g}")
@@ -47,7 +52,7 @@ async def _main(given: argparse.Namespace) -> int:
         console = Console(force_terminal=False, width=PLAIN_WIDTH)
     with ending_in_order():
         try:
-            return await perform(console, seconds=given.seconds, keep=given.keep)
+            return await perform(console, seconds=given.seconds, keep=given.keep, stays=given.stay)
         except DemoError as error:
             print(f"The demo cannot go on: {error}", file=sys.stderr)
             return 1

@@ -215,8 +215,8 @@ def header_faults(outcomes: Sequence[Outcome]) -> list[str]:
     return faults
 
 
-async def perform(console: Console, *, seconds: float, keep: bool) -> int:
-    """Build the stage, play, report. Return the exit code: 0 when clients saw no failure.
+async def perform(console: Console, *, seconds: float, keep: bool, stays: bool = False) -> int:
+    """Build the stage, play, report, stay if asked. Return the exit code: 0 when clients saw no failure.
 
     Raises:
         DemoError: the stage cannot be built, or a process of it died.
@@ -231,6 +231,9 @@ async def perform(console: Console, *, seconds: float, keep: bool) -> int:
             _say(console, stage.gpu_note + ".")
             _say(console, f"Watch it in a browser, while it lasts: {stage.server}/")
             faults = await _perform_on(stage, children, session, console, seconds)
+            if stays:
+                _say(console, f"Look around: {stage.server}/ stays until Ctrl-C.")
+                await _stay(stage, children)
         is_good = not faults
         for fault in faults[:20]:
             _say(console, fault)
@@ -269,6 +272,18 @@ async def _perform_on(
         incident = Incident(stage, scene, load, paced(ACTS, seconds))
         await incident.play()
     return incident.report(console)
+
+
+async def _stay(stage: Stage, children: Children) -> None:
+    """Go on with the load of the first act until somebody wants no more of it."""
+    task = asyncio.current_task()
+    assert task is not None
+    try:
+        async with LoadGenerator(stage.proxies, lambda _: None).running() as load:
+            load.rate = ACTS[0].rate
+            await _guard(children)
+    except asyncio.CancelledError:
+        task.uncancel()
 
 
 async def _guard(children: Children) -> None:

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import os
 import re
 import signal
 import sys
+import tempfile
 import time
 from pathlib import Path
 
+import aiohttp
 import pytest
+from rich.console import Console
 
 from demo.__main__ import SHORTEST_S
+from demo.incident import perform
 from demo.stage import ROOT
 from tests.fakes.envoy import eventually
 
@@ -88,3 +93,27 @@ async def test_an_interrupted_play_leaves_nothing_behind(tmp_path, number):
         return not processes_of(tmp_path)
 
     await eventually(all_gone)
+
+
+@pytest.mark.timeout(90)
+async def test_a_play_that_stays_serves_on_until_somebody_ends_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    said = io.StringIO()
+    playing = asyncio.create_task(
+        perform(Console(file=said, width=160), seconds=3.0, keep=False, stays=True), name="play"
+    )
+
+    async def stays() -> str:
+        if playing.done():
+            playing.result()
+        found = re.search(r"Look around: (http\S+) stays until Ctrl-C", said.getvalue())
+        return found[1] if found else ""
+
+    url = await eventually(stays, timeout_s=60)
+    async with aiohttp.ClientSession() as session, session.get(url + "api/status") as answer:
+        assert (await answer.json())["models"]
+    playing.cancel()
+    assert await asyncio.wait_for(playing, 30) == 1, (
+        "three seconds show no recovery, and it says so"
+    )
+    assert "never seen: a100-1 serving again" in said.getvalue()

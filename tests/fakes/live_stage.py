@@ -142,9 +142,9 @@ class LiveStage:
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}/"
 
-    def happened(self, name: str, **fields: Any) -> None:
+    def happened(self, name: str, *, kind: Kind = Kind.DECISION, **fields: Any) -> None:
         """Tell an event."""
-        self.page.happened(Row(at_unix_s=time.time(), kind=Kind.DECISION, name=name, **fields))
+        self.page.happened(Row(at_unix_s=time.time(), kind=kind, name=name, **fields))
 
     def _latest(self) -> dict[InstanceId, Sample]:
         now = time.monotonic()

@@ -48,7 +48,7 @@ export class Events {
   }
 
   fits(row) {
-    return this.kind.value ? row.kind === this.kind.value : row.kind !== "weights";
+    return this.kind.value ? this.kind.value.split(",").includes(row.kind) : row.kind !== "weights";
   }
 
   draw() {

@@ -1,6 +1,6 @@
 // The fleet map: a section per model, with its tiers, their instances as cells, weights over time, classes.
 import { element, mark, number, percent, write } from "./format.js";
-import { Chart } from "./chart.js";
+import { Chart, EndpointChart } from "./chart.js";
 import { Cell, fill, level } from "./cell.js";
 
 const LEVELS = { healthy: "●", degraded: "▲", critical: "✕" };
@@ -32,6 +32,11 @@ export class Fleet {
       if (state.models.has(name)) this.drawModel(name, state.models.get(name));
       else this.remove(name);
     }
+    const touched = new Set(changed.instances.map((id) => state.instances.get(id)?.model));
+    for (const name of touched) {
+      const part = this.models.get(name);
+      if (part && !changed.models.includes(name)) this.trace(part, state.models.get(name));
+    }
     if (!state.models.size) write(this.root, "No models yet.");
   }
 
@@ -49,7 +54,7 @@ export class Fleet {
     const shape = JSON.stringify([model.tiers.map((each) => [each.name, each.instances]), model.classes.map((each) => each.name)]);
     let part = this.models.get(name);
     if (part?.shape !== shape) {
-      const made = this.build(name, model, part?.chart);
+      const made = this.build(name, model, part);
       made.shape = shape;
       if (part) part.section.replaceWith(made.section);
       else {
@@ -63,11 +68,24 @@ export class Fleet {
     model.classes.forEach((each, index) => drawClass(part.classes[index], each));
     const now = this.clock.unixAt(performance.now());
     const isNews = part.chart.add(now, Object.fromEntries(model.tiers.map((each) => [each.name, each.weight])));
-    if (isNews) part.chart.draw(now);
+    if (isNews && part.shown === part.chart) part.chart.draw(now);
+    this.trace(part, model);
   }
 
-  build(name, model, oldChart) {
-    const chart = oldChart ?? new Chart(name, model.tiers.map((each) => each.name));
+  // Take the weights of endpoints into their charts.
+  trace(part, model) {
+    const now = this.clock.unixAt(performance.now());
+    for (const tier of model.tiers) {
+      const chart = part.endpoints.get(tier.name);
+      if (!chart) continue;
+      const known = tier.instances.filter((id) => this.state.instances.has(id));
+      const isNews = chart.take(now, Object.fromEntries(known.map((id) => [id, this.state.instances.get(id).weight])));
+      if (isNews && part.shown === chart) chart.draw(now);
+    }
+  }
+
+  build(name, model, old) {
+    const chart = old?.chart ?? new Chart(name, model.tiers.map((each) => each.name));
     chart.setNames(model.tiers.map((each) => each.name));
     for (const row of this.past) if (row.model === name) remember(chart, row);
     this.past = this.past.filter((row) => row.model !== name);
@@ -78,10 +96,27 @@ export class Fleet {
     const section = element("section", { class: "card model", "aria-label": `Model ${name}` },
       element("div", { class: "head" }, element("h2", {}, title)),
       element("div", { class: "tiers" }, ...tiers.map((each) => each.root)),
-      chart.root,
     );
+    const staffed = model.tiers.filter((each) => each.instances.length).map((each) => each.name);
+    const endpoints = new Map(staffed.map((tier) => [tier, old?.endpoints.get(tier) ?? new EndpointChart(`${name}/${tier}`)]));
+    const part = { section, chart, endpoints, tiers, classes };
+    section.append(this.choice(part, staffed, old?.choice.value), chart.root, ...[...endpoints.values()].map((each) => each.root));
     if (classes.length) section.append(classTable(name, model, classes));
-    return { section, chart, tiers, classes };
+    return part;
+  }
+
+  // Which of the charts is shown.
+  choice(part, tiers, chosen) {
+    part.choice = element("select", {}, element("option", { value: "", text: "Tiers" }), ...tiers.map((tier) => element("option", { value: tier, text: `Endpoints of ${tier}` })));
+    part.choice.value = tiers.includes(chosen) ? chosen : "";
+    const show = () => {
+      part.shown = part.endpoints.get(part.choice.value) ?? part.chart;
+      for (const each of [part.chart, ...part.endpoints.values()]) each.root.hidden = each !== part.shown;
+      part.shown.draw(this.clock.unixAt(performance.now()));
+    };
+    part.choice.addEventListener("change", show);
+    show();
+    return element("label", { class: "chosen" }, "Chart of ", part.choice);
   }
 
   buildTier(modelName, tier, index) {
@@ -135,7 +170,7 @@ export class Fleet {
   age() {
     for (const cell of this.cells.values()) cell.age(this.state.facts);
     const now = this.clock.unixAt(performance.now());
-    for (const { chart } of this.models.values()) chart.draw(now);
+    for (const { shown } of this.models.values()) shown.draw(now);
   }
 }
 
