@@ -49,7 +49,9 @@ def drafts(
 
 def _virtual_service(weights: ModelWeights, classes: Mapping[str, RequestClass]) -> Draft:
     model = weights.model
-    message = VirtualService(http=[_route(each, model, classes) for each in weights.routes])
+    # What takes the rest comes last, wherever the configuration has it: the first route that fits takes a request.
+    routes = sorted(weights.routes, key=lambda each: _takes_rest(each, classes))
+    message = VirtualService(http=[_route(each, model, classes) for each in routes])
     if not model.is_delegate:
         message.hosts.append(model.host)
         message.gateways.extend(model.gateways)
@@ -62,12 +64,18 @@ def _virtual_service(weights: ModelWeights, classes: Mapping[str, RequestClass])
     )
 
 
+def _takes_rest(weights: RouteWeights, classes: Mapping[str, RequestClass]) -> bool:
+    found = None if weights.of is None else classes.get(weights.of)
+    return found is None or found.is_rest
+
+
 def _route(
     weights: RouteWeights, model: MeshModel, classes: Mapping[str, RequestClass]
 ) -> HTTPRoute:
     route = HTTPRoute(name=model.name if weights.of is None else f"{model.name}-{weights.of}")
-    request_class = None if weights.of is None else classes.get(weights.of)
-    if request_class is not None and not request_class.is_rest:
+    if not _takes_rest(weights, classes):
+        assert weights.of is not None
+        request_class = classes[weights.of]
         match = route.match.add()
         if request_class.header is not None:
             wanted = match.headers[request_class.header]

@@ -99,13 +99,13 @@ class McpServer:
         self.streams.add(stream)
         reading = asyncio.create_task(self._read(requests, stream), name="istiod-requests")
         try:
-            while stream.trouble is None:
+            while not stream.is_over:
                 await stream.wake.wait()
                 stream.wake.clear()
                 for answer in stream.session.due(self.catalog, self._clock()):
                     await self._send(context, answer)
-                if stream.is_over:
-                    return
+            if stream.trouble is None:
+                return
             code, text = stream.trouble
             self._tally.add("fleet_istio_streams_refused_total")
             self._log.warning(logs.ISTIOD_REFUSED, peer=stream.peer, reason=text)
