@@ -14,6 +14,8 @@ from tests.fakes.proxy_reports import a_load, a_log, an_entry
 from tests.fakes.waiting import PATIENCE_S
 from xds_server.core.model import RequestClass
 from xds_server.core.plan import FaultState, Reason
+from xds_server.core.policy import Policy, RecoveryPolicy
+from xds_server.core.sample import EngineFacts, EngineState, Sample
 from xds_server.evidence import pulse as pulses
 from xds_server.evidence.engine_trouble import AllocationFailures, restart_loops
 from xds_server.evidence.page import describe_evidence
@@ -172,6 +174,8 @@ def test_two_looks_at_the_same_moment_are_no_rate():
     [
         (FaultState.QUARANTINED, "out_of_memory", 1.0),
         (FaultState.QUARANTINED, "engine_restarted", 1.0),
+        (FaultState.QUARANTINED, "engine_down", 1.0),
+        (FaultState.QUARANTINED, "engine_hung", 0.0),
         (FaultState.QUARANTINED, "gpu_lost", 0.0),
         (FaultState.DOWN, "out_of_memory", 0.0),
     ],
@@ -180,6 +184,31 @@ def test_restart_loops_are_quarantines_for_memory_or_restarts(beating, state, ru
     beating.fleet.plan = with_state(a_plan(a_fleet()), "primary-0", state, rule)
     found = rates(beating.pulse.readings())
     assert found == {("chat", "primary"): count, ("chat", "fallback"): 0.0}
+
+
+CRASHES = {
+    "nobody listens for a while": [EngineFacts(state=EngineState.DOWN)],
+    "its memory was full": [EngineFacts(state=EngineState.DOWN, out_of_memory=True)],
+    "it loads again": [
+        EngineFacts(state=EngineState.DOWN),
+        EngineFacts(state=EngineState.LOADING),
+    ],
+    "between two scrapes": [],
+}
+
+
+@pytest.mark.parametrize("seen", CRASHES.values(), ids=CRASHES)
+def test_an_engine_that_keeps_ending_is_a_loop_however_its_agent_sees_it(seen):
+    policy = Policy(recovery=RecoveryPolicy(hold_s=0.1, jitter_ratio=0.0))
+    fleet, now = Fleet(a_fleet(), policy, 0.0), 0.0
+    for restarts in range(5):
+        for engine in (*seen, *[EngineFacts(state=EngineState.UP)] * 8):
+            now += 0.2
+            is_up = engine.state is EngineState.UP
+            engine = replace(engine, restarts=restarts if seen and not is_up else restarts + 1)
+            fleet.evaluate([Sample(instance="primary-0", observed_at=now, engine=engine)], now)
+    found = rates(restart_loops(fleet.plan))
+    assert found == {("chat", "primary"): 1.0, ("chat", "fallback"): 0.0}
 
 
 def test_the_page_shows_every_instance_and_missing_is_not_zero(beating):

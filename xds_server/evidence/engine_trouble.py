@@ -13,8 +13,9 @@ from xds_server.core.plan import FaultState, Plan
 from xds_server.core.sample import Sample
 from xds_server.observability.metrics import Reading
 
-LOOP_CAUSES = frozenset({"out_of_memory", "engine_restarted"})
-"""Causes of a quarantine that are a loop of restarts."""
+LOOP_CAUSES = frozenset({"out_of_memory", "engine_restarted", "engine_down"})
+"""Causes of a quarantine that are a loop of restarts: an engine that was down several times came back between, which an
+agent tells as `engine_restarted` only where it happened between two scrapes."""
 STEPS = 12
 _Tier = tuple[ModelName, TierName]
 
