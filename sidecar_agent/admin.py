@@ -35,9 +35,11 @@ def application(agent: Agent) -> web.Application:
         return _described(agent, request.match_info["instance"])
 
     async def drain(request: web.Request) -> web.Response:
+        _refuse_foreign(request)
         return _drained(agent, request.match_info["instance"], draining=True)
 
     async def undrain(request: web.Request) -> web.Response:
+        _refuse_foreign(request)
         return _drained(agent, request.match_info["instance"], draining=False)
 
     app = web.Application(client_max_size=1024)
@@ -53,6 +55,13 @@ def application(agent: Agent) -> web.Application:
         ]
     )
     return app
+
+
+def _refuse_foreign(request: web.Request) -> None:
+    """Take no order that a browser sends for a page of another site."""
+    origin = request.headers.get("Origin")
+    if origin is not None and origin.partition("://")[2] != request.host:
+        raise web.HTTPForbidden(text="a page of another site may not do this\n")
 
 
 def _drained(agent: Agent, name: str, *, draining: bool) -> web.Response:
