@@ -204,9 +204,9 @@ def test_an_engine_that_keeps_ending_is_a_loop_however_its_agent_sees_it(seen):
     for restarts in range(5):
         for engine in (*seen, *[EngineFacts(state=EngineState.UP)] * 8):
             now += 0.2
-            is_up = engine.state is EngineState.UP
-            engine = replace(engine, restarts=restarts if seen and not is_up else restarts + 1)
-            fleet.evaluate([Sample(instance="primary-0", observed_at=now, engine=engine)], now)
+            is_again = not seen or engine.state is EngineState.UP
+            told = replace(engine, restarts=restarts + is_again)
+            fleet.evaluate([Sample(instance="primary-0", observed_at=now, engine=told)], now)
     found = rates(restart_loops(fleet.plan))
     assert found == {("chat", "primary"): 1.0, ("chat", "fallback"): 0.0}
 
