@@ -12,6 +12,7 @@ import aiohttp
 from yarl import URL
 
 from sidecar_agent.engine.adapters import ADAPTERS, AUTO, Adapter, Options, Texts, detect
+from sidecar_agent.engine.body import whole
 from sidecar_agent.engine.facts import EngineFacts, EngineState
 from sidecar_agent.engine.outcome import Outcome, OutcomeKind
 
@@ -140,7 +141,7 @@ class Probe:
                 headers=None if keep else {"Connection": "close"},
             ) as response:
                 self._answered_at = self._clock()
-                body = await _limited(response)
+                body = await whole(response, limit=MAX_PAGE_BYTES)
         except aiohttp.ClientConnectorDNSError as error:
             raise _Failed(OutcomeKind.UNREACHABLE, f"cannot resolve {url.host}") from error
         except aiohttp.ClientSSLError as error:
@@ -155,6 +156,8 @@ class Probe:
             raise _Failed(OutcomeKind.REFUSED, "connection reset") from error
         except aiohttp.ClientError as error:
             raise _Failed(OutcomeKind.BAD_PAGE, f"not HTTP: {error}"[:200]) from error
+        if body is None:
+            raise _Failed(OutcomeKind.BAD_PAGE, f"the page is larger than {MAX_PAGE_BYTES} bytes")
         if response.status == 200:
             return body.decode("utf-8", "replace")
         if response.status in _ABSENT:
@@ -167,15 +170,3 @@ class Probe:
     def _failure(self, kind: OutcomeKind, detail: str, started: float) -> Outcome:
         now = self._clock()
         return Outcome(kind=kind, at=now, took_s=now - started, detail=detail)
-
-
-async def _limited(response: aiohttp.ClientResponse) -> bytes:
-    parts: list[bytes] = []
-    size = 0
-    async for part in response.content.iter_any():
-        size += len(part)
-        if size > MAX_PAGE_BYTES:
-            response.close()
-            raise _Failed(OutcomeKind.BAD_PAGE, f"the page is larger than {MAX_PAGE_BYTES} bytes")
-        parts.append(part)
-    return b"".join(parts)

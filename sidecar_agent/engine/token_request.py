@@ -12,6 +12,7 @@ from typing import Any, Final
 import aiohttp
 from yarl import URL
 
+from sidecar_agent.engine.body import whole
 from sidecar_agent.engine.token_watch import Answer, Reply
 
 _MAX_BYTES: Final = 256 * 1024
@@ -49,6 +50,10 @@ class TokenTarget:
     """Holds the API key; read anew each time."""
 
 
+class _BadKeyError(Exception):
+    """The file of the API key cannot be used; the text says why."""
+
+
 class TokenRequest:
     """Asks one engine, one request at a time; never raises for what the engine does."""
 
@@ -74,8 +79,8 @@ class TokenRequest:
             reply, detail = Reply.UNREACHED, f"no connection: {error}"[:200]
         except aiohttp.ClientError as error:
             reply, detail = Reply.BROKEN, f"the answer was cut ({type(error).__name__})"
-        except OSError as error:
-            reply, detail = Reply.UNUSABLE, f"api_key_file: {error.strerror or error}"
+        except _BadKeyError as error:
+            reply, detail = Reply.UNUSABLE, f"api_key_file: {error}"
         return Answer(reply=reply, took_s=self._clock() - started, detail=detail)
 
     async def _ask(self) -> tuple[Reply, str]:
@@ -98,8 +103,7 @@ class TokenRequest:
     async def _send(self, method: str, path: str) -> tuple[int, bytes]:
         headers = {"Accept": "application/json"}
         if self._target.key_file is not None:
-            key = self._target.key_file.read_text(encoding="utf-8").strip()
-            headers["Authorization"] = f"Bearer {key}"
+            headers["Authorization"] = f"Bearer {_key(self._target.key_file)}"
         body: dict[str, Any] = {"model": self._model, "max_tokens": 1, "temperature": 0}
         if path == _CHAT:
             body["messages"] = [{"role": "user", "content": _PROMPT}]
@@ -112,7 +116,19 @@ class TokenRequest:
             headers=headers,
             allow_redirects=False,
         ) as response:
-            return response.status, await response.content.read(_MAX_BYTES)
+            return response.status, await whole(response, limit=_MAX_BYTES) or b""
+
+
+def _key(path: Path) -> str:
+    try:
+        key = path.read_text(encoding="utf-8").strip()
+    except OSError as error:
+        raise _BadKeyError(error.strerror or str(error)) from error
+    except UnicodeError:
+        raise _BadKeyError("not UTF-8 text") from None
+    if not key.isprintable():
+        raise _BadKeyError("expected one line")
+    return key
 
 
 def _first_model(body: bytes) -> str:

@@ -79,6 +79,19 @@ async def test_an_empty_text_is_a_token_because_the_model_may_end_at_once():
         assert (await asked(engine)).reply is Reply.GIVEN
 
 
+async def test_an_answer_that_arrives_in_pieces_is_read_to_its_end():
+    body = json.dumps({"choices": [{"text": "a"}], "usage": "x" * 100})
+    async with scripted_engine(ScriptedEngine("tiny", body=body, in_pieces=True)) as engine:
+        answer = await asked(engine)
+    assert (answer.reply, answer.detail) == (Reply.GIVEN, "")
+
+
+async def test_an_answer_without_end_is_not_kept():
+    async with scripted_engine(ScriptedEngine("tiny", body="x" * 300_000)) as engine:
+        answer = await asked(engine)
+    assert (answer.reply, answer.detail) == (Reply.BROKEN, "an answer that is not JSON")
+
+
 async def test_the_deadline_is_kept_whatever_the_engine_does():
     async with scripted_engine(ScriptedEngine("tiny", mode="hang")) as engine:
         answer = await asked(engine, deadline_s=0.1)
@@ -122,6 +135,17 @@ async def test_the_api_key_is_read_anew_and_a_missing_file_is_told(tmp_path):
         key.write_text("secret\n")
         assert (await asked(engine, key_file=key)).reply is Reply.GIVEN
         assert engine.last_headers["Authorization"] == "Bearer secret"
+
+
+@pytest.mark.parametrize(
+    ("content", "why"), [(b"a\nb\n", "expected one line"), (b"\xff", "not UTF-8 text")]
+)
+async def test_a_key_that_no_header_can_hold_is_told(tmp_path, content, why):
+    key = tmp_path / "key"
+    key.write_bytes(content)
+    async with scripted_engine(ScriptedEngine("tiny")) as engine:
+        answer = await asked(engine, key_file=key)
+    assert (answer.reply, answer.detail) == (Reply.UNUSABLE, f"api_key_file: {why}")
 
 
 async def test_connections_are_not_kept_so_that_none_can_be_closing():

@@ -49,6 +49,8 @@ class ScriptedEngine:
     last_headers: Mapping[str, str] = field(default_factory=dict)
     body: str = ""
     """In place of the answer of a request that does not stream."""
+    in_pieces: bool = False
+    """That answer arrives in two pieces, with time between them."""
     bytes_received: int = 0
     _site: web.TCPSite | None = None
     _kept: socket.socket | None = None
@@ -96,6 +98,8 @@ class ScriptedEngine:
             return await self._stream(request)
         await asyncio.sleep(self.plain_s)
         if self.body:
+            if self.in_pieces:
+                return await self._pieces(request)
             return web.Response(text=self.body, content_type="application/json")
         message = {"role": "assistant", "content": "hello"}
         answer = {"model": self.model, "choices": [{"index": 0, "message": message}]}
@@ -107,6 +111,15 @@ class ScriptedEngine:
         if self.health_mode == "reset":
             return _reset(request)
         return web.Response(status=int(self.health_mode) if self.health_mode.isdigit() else 200)
+
+    async def _pieces(self, request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"content-type": "application/json"})
+        await response.prepare(request)
+        half = len(self.body) // 2
+        await response.write(self.body[:half].encode())
+        await asyncio.sleep(0.05)
+        await response.write(self.body[half:].encode())
+        return response
 
     async def _stream(self, request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse(headers={"content-type": "text/event-stream", **self.headers})
