@@ -1,4 +1,4 @@
-"""Which GPUs an instance means: UUIDs, unique prefixes, or indices where an index means something. Pure.
+"""Which GPUs CUDA_VISIBLE_DEVICES means: UUIDs, unique prefixes, or indices that mean something. Pure.
 
 CUDA numbers GPUs fastest first, NVML by PCI order, and neither survives a reboot or a container as it
 is: the same index can be another GPU (pynvml#28, dask-cuda#671). So an index is taken only where CUDA
@@ -18,7 +18,7 @@ _PREFIXES = ("GPU-", "MIG-")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resolution:
-    """What a list of GPUs means on this host."""
+    """What the variable means on this host."""
 
     uuids: tuple[str, ...] = ()
     problems: tuple[str, ...] = ()
@@ -28,29 +28,6 @@ class Resolution:
 def canonical_uuid(uuid: str) -> str:
     """Return the UUID of the device itself: time-slicing hands out `UUID::N` to several pods."""
     return uuid.strip().partition("::")[0]
-
-
-def resolve_gpus(
-    entries: Sequence[str], *, gpus: Sequence[GpuReading], device_order: str | None = None
-) -> Resolution:
-    """Resolve the GPUs that a configuration lists for an instance; tells all problems at once.
-
-    Args:
-        entries: UUIDs ("GPU-...", "MIG-..."), unique prefixes of them, or indices.
-        gpus: The host's.
-        device_order: The engine's CUDA_DEVICE_ORDER.
-    """
-    uuids: list[str] = []
-    problems: list[str] = []
-    for entry in entries:
-        found, problem = _resolve(entry, gpus=gpus, device_order=device_order)
-        if not problem and found in uuids:
-            problem = f"{entry}: {found} is listed twice"
-        if problem:
-            problems.append(problem)
-        else:
-            uuids.append(found)
-    return Resolution(uuids=tuple(uuids), problems=tuple(problems))
 
 
 def resolve_cuda_visible(

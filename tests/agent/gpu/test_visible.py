@@ -1,11 +1,11 @@
-"""Which GPUs a list of UUIDs, prefixes or indices means."""
+"""Which GPUs CUDA_VISIBLE_DEVICES means."""
 
 from __future__ import annotations
 
 import pytest
 
 from sidecar_agent.gpu.facts import GpuReading
-from sidecar_agent.gpu.visible import canonical_uuid, resolve_cuda_visible, resolve_gpus
+from sidecar_agent.gpu.visible import canonical_uuid, resolve_cuda_visible
 
 B, A = "GPU-bbbb-1", "GPU-aaaa-1"
 HOST = (
@@ -70,18 +70,11 @@ def test_cuda_stops_at_what_it_does_not_understand(value, uuids, said):
     assert found.problems[0].startswith(f"CUDA_VISIBLE_DEVICES={value}: ")
 
 
-def test_a_configuration_is_told_all_its_problems_at_once():
-    found = resolve_gpus(["GPU-x", B, "9", B, A], gpus=HOST, device_order=PCI)
-    assert found.uuids == (B, A)
-    assert [problem.partition(" ")[0] for problem in found.problems] == ["GPU-x", "index", f"{B}:"]
-
-
 def test_on_a_host_without_gpus_it_says_so():
-    assert resolve_gpus(["GPU-x"], gpus=()).problems == (
-        "GPU-x is not on this host, which has: none",
-    )
+    (problem,) = resolve_cuda_visible("GPU-x", gpus=()).problems
+    assert "GPU-x is not on this host, which has: none" in problem
 
 
 def test_time_slicing_hands_out_numbered_uuids():
     assert canonical_uuid(f" {A}::3 ") == A
-    assert resolve_gpus([f"{A}::3"], gpus=HOST).uuids == (A,)
+    assert resolve_cuda_visible(f"{A}::3", gpus=HOST).uuids == (A,)
