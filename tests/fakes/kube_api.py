@@ -103,24 +103,7 @@ class Api:
 
     def kubeconfig(self, path: Path, token: str = "admin-token") -> Path:
         """Write a kubeconfig for an account."""
-        document = {
-            "apiVersion": "v1",
-            "kind": "Config",
-            "current-context": "test",
-            "clusters": [
-                {
-                    "name": "test",
-                    "cluster": {
-                        "server": self.url,
-                        "certificate-authority": str(TLS / "cert.pem"),
-                    },
-                }
-            ],
-            "users": [{"name": "me", "user": {"token": token}}],
-            "contexts": [{"name": "test", "context": {"cluster": "test", "user": "me"}}],
-        }
-        path.write_text(yaml.safe_dump(document))
-        return path
+        return kubeconfig_of(self.url, path, token)
 
     def writes(self, plural: str = "", name: str = "") -> list[Request]:
         """Return the writes that were accepted."""
@@ -282,10 +265,8 @@ class Api:
         self._user(request)
         group = request.match_info["group"]
         if group != ISTIO or not self.versions:
-            missing = RefusedError(
-                404, "NotFound", "the server could not find the requested resource"
-            )
-            return web.json_response(missing.status(), status=404)
+            # Of groups that are not there a real server says it as text.
+            return web.Response(text="404 page not found\n", status=404)
         listed = [{"groupVersion": f"{group}/{each}", "version": each} for each in self.versions]
         document = {
             "kind": "APIGroup",
@@ -348,6 +329,21 @@ class Api:
                 refused = RefusedError(fault.status, "Made", fault.message)
                 refused.headers = fault.headers
                 raise refused
+
+
+def kubeconfig_of(url: str, path: Path, token: str) -> Path:
+    """Write a kubeconfig for a server with the certificate of the tests."""
+    cluster = {"server": url, "certificate-authority": str(TLS / "cert.pem")}
+    document = {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "current-context": "test",
+        "clusters": [{"name": "test", "cluster": cluster}],
+        "users": [{"name": "me", "user": {"token": token}}],
+        "contexts": [{"name": "test", "context": {"cluster": "test", "user": "me"}}],
+    }
+    path.write_text(yaml.safe_dump(document))
+    return path
 
 
 def _verb(request: web.Request, target: Target) -> str:

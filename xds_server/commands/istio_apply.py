@@ -143,7 +143,8 @@ def _wanted(config: Config, section: KubernetesSection, version: str) -> Sequenc
 
 def _print(outcomes: Sequence[Outcome], remarks: Sequence[str], *, would: bool) -> None:
     for each in outcomes:
-        verb = f"would {each.action}" if would and each.body is not None else each.action
+        is_write = each.is_good and each.body is not None
+        verb = f"would {each.action}" if would and is_write else each.action
         summary = f" ({each.summary})" if each.summary else ""
         typer.echo(f"# {each.object}: {verb}{summary}")
         if each.text:

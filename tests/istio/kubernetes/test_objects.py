@@ -1,0 +1,220 @@
+"""What is written: documents as Istio's CRDs have them, made of the plan."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.fakes import kube_schema
+from tests.fakes.mesh_config import mesh_config
+from xds_server.config.load import load_text
+from xds_server.core.inputs import Drain
+from xds_server.core.model import InstanceId
+from xds_server.core.plan import EndpointHealth
+from xds_server.fleet import Fleet
+from xds_server.istio.kubernetes.advice import doubts
+from xds_server.istio.kubernetes.objects import Owned
+from xds_server.istio.kubernetes.route_patch import Patched
+from xds_server.istio.kubernetes.wanted import all_wanted
+from xds_server.istio.mesh import mesh_of
+
+CLASSES = [
+    {"name": "interactive", "match": {"header": "x-tier", "value": "gold"}},
+    {"name": "batch", "match": {"prefix": "/v1/batch"}, "when_critical": "reject"},
+    {"name": "rest"},
+]
+
+
+def wanted(*drained, classes=None, **sections):
+    """Return everything that shall be in the cluster, some instances drained, and the configuration."""
+    document = mesh_config(**{"kubernetes": {}, **sections})
+    if classes:
+        document["classes"] = classes
+    config = load_text(json.dumps(document))
+    fleet = Fleet(config.topology, config.policy, 0.0)
+    drains = [
+        Drain(instance=InstanceId(name), draining=True, who="ann", why="test") for name in drained
+    ]
+    plan = fleet.evaluate(drains, 0.0)
+    assert config.istio is not None
+    assert config.istio.kubernetes is not None
+    found = all_wanted(
+        mesh_of(config.istio, config.topology),
+        plan.models,
+        config.topology,
+        config.policy,
+        config.istio.kubernetes,
+        version="v1",
+        owner="gpu-xds.gpu-xds-istio",
+    )
+    return found, config, plan
+
+
+def judged(found):
+    """Return the documents by kind, after the schema of the CRDs took them."""
+    kinds = kube_schema.kinds()
+    by_kind = {}
+    for each in found:
+        document = each.document()
+        _, schema = kinds[each.ref.group, each.ref.version, each.ref.plural]
+        assert kube_schema.unknown(document, schema) == []
+        assert kube_schema.wrong(document, schema) == []
+        by_kind.setdefault(each.ref.kind, []).append(document)
+    return by_kind
+
+
+def test_a_delegate_has_routes_and_neither_hosts_nor_gateways():
+    found, _, _ = wanted()
+    ((service,),) = judged(found).values()
+    assert set(service["spec"]) == {"http"}
+    (route,) = service["spec"]["http"]
+    assert [each["weight"] for each in route["route"]] == [100, 0, 0]
+    assert route["route"][0]["destination"] == {
+        "host": "vllm-70b.ai.svc.cluster.local",
+        "port": {"number": 8000},
+    }
+    assert service["metadata"] == {
+        "name": "gpu-xds-chat",
+        "namespace": "ai",
+        "labels": {"app.kubernetes.io/managed-by": "gpu-xds", "gpu-xds/model": "chat"},
+        "annotations": {"gpu-xds/owner": "gpu-xds.gpu-xds-istio"},
+    }
+    assert found[0].summary == "primary=100 fallback=0 static=0"
+
+
+def test_without_delegation_it_has_hosts_and_gateways():
+    found, _, _ = wanted(model={"delegate": False, "gateways": ["mesh", "ai/front"]})
+    spec = judged(found)["VirtualService"][0]["spec"]
+    assert spec["hosts"] == ["llm.ai.svc.cluster.local"]
+    assert spec["gateways"] == ["mesh", "ai/front"]
+
+
+def test_classes_have_routes_of_their_own_and_the_rest_comes_last():
+    found, _, _ = wanted(classes=CLASSES)
+    routes = judged(found)["VirtualService"][0]["spec"]["http"]
+    assert [each["name"].rpartition("-")[2] for each in routes] == ["interactive", "batch", "rest"]
+    assert routes[0]["match"] == [{"headers": {"x-tier": {"exact": "gold"}}}]
+    assert routes[1]["match"] == [{"uri": {"prefix": "/v1/batch"}}]
+    assert "match" not in routes[2]
+
+
+def test_when_no_host_is_left_the_static_answer_is_given_by_the_mesh():
+    document = mesh_config()
+    tiers = dict(document["istio"]["models"][0]["tiers"])
+    del tiers["static"]
+    found, _, _ = wanted("a100-0", "a100-1", "l4-0", model={"tiers": tiers})
+    (route,) = judged(found)["VirtualService"][0]["spec"]["http"]
+    assert route["directResponse"]["status"] == 200
+    assert json.loads(route["directResponse"]["body"]["string"])["choices"]
+    assert found[0].summary == "answer"
+
+
+def test_hosts_of_our_own_have_entries_without_drained_instances_before_what_goes_to_them():
+    tiers = {"primary": {"endpoints": "instances", "subset": "big", "labels": {"size": "70b"}}}
+    found, _, plan = wanted("a100-0", tiers=tiers)
+    by_kind = judged(found)
+    assert [each.ref.kind for each in found] == [
+        "ServiceEntry",
+        "DestinationRule",
+        "VirtualService",
+    ]
+    (entry,) = by_kind["ServiceEntry"]
+    assert entry["spec"]["resolution"] == "STATIC"
+    (endpoint,) = entry["spec"]["endpoints"]
+    assert endpoint == {
+        "address": "127.0.0.1",
+        "ports": {"http": 8002},
+        "labels": {"size": "70b"},
+        "weight": 100,
+    }
+    drained = [
+        each.id
+        for tier in plan.models[0].tiers
+        for each in tier.instances
+        if each.health is not EndpointHealth.HEALTHY
+    ]
+    assert drained == ["a100-0"]
+    (rule,) = by_kind["DestinationRule"]
+    assert rule["spec"]["subsets"] == [{"name": "big", "labels": {"size": "70b"}}]
+    policy = rule["spec"]["trafficPolicy"]
+    assert policy["outlierDetection"]["consecutive5xxErrors"] == 3
+    assert policy["loadBalancer"]["localityLbSetting"] == {"enabled": False}
+
+
+def test_an_entry_that_would_have_no_endpoint_is_not_written():
+    tiers = {"primary": {"endpoints": "instances"}}
+    found, _, _ = wanted("a100-0", "a100-1", tiers=tiers)
+    assert "ServiceEntry" not in {each.ref.kind for each in found}
+    service = judged(found)["VirtualService"][0]
+    assert service["spec"]["http"][0]["route"][0]["weight"] == 0
+
+
+@pytest.mark.parametrize("classes", [None, CLASSES], ids=["plain", "classes"])
+def test_a_patched_model_has_one_route_and_no_objects(classes):
+    patch = [{"model": "chat", "namespace": "web", "virtual_service": "llm", "route": "r"}]
+    (found,), _, _ = wanted(classes=classes, kubernetes={"patch": patch})
+    assert isinstance(found, Patched)
+    assert not isinstance(found, Owned)
+    assert str(found.ref) == "VirtualService web/llm"
+    assert found.summary == "primary=100 fallback=0 static=0"
+
+
+# What around our objects makes them useless.
+
+
+def root(*, delegate=None, hosts=("llm",), name="llm", namespace="ai", gateways=None):
+    route = {"delegate": delegate} if delegate else {"route": []}
+    spec = {"hosts": list(hosts), "http": [route]}
+    if gateways:
+        spec["gateways"] = gateways
+    return {"metadata": {"name": name, "namespace": namespace}, "spec": spec}
+
+
+def rule(host, *subsets):
+    spec = {"host": host, "subsets": [{"name": each} for each in subsets]}
+    return {"metadata": {"name": "r", "namespace": "ai"}, "spec": spec}
+
+
+DELEGATE = {"name": "gpu-xds-chat"}
+
+
+@pytest.mark.parametrize(
+    ("sections", "services", "rules", "said"),
+    [
+        ({}, [root(delegate=DELEGATE)], [], []),
+        ({}, [root(delegate={**DELEGATE, "namespace": "ai"})], [], []),
+        ({}, [root(delegate={**DELEGATE, "namespace": "x"})], [], ["delegates to ai/gpu-xds-chat"]),
+        ({}, [], [], ["delegates to ai/gpu-xds-chat"]),
+        (
+            {"model": {"delegate": False}},
+            [root(name="theirs")],
+            [],
+            ["VirtualService ai/theirs is for llm.ai.svc.cluster.local too, on mesh"],
+        ),
+        ({"model": {"delegate": False}}, [root(gateways=["ai/front"])], [], []),
+        ({"model": {"delegate": False}}, [root(hosts=["other"])], [], []),
+        (
+            {"tiers": {"fallback": {"subset": "v1"}}},
+            [root(delegate=DELEGATE)],
+            [rule("vllm-8b", "v2")],
+            ["has subset v1 of vllm-8b.ai.svc.cluster.local"],
+        ),
+        (
+            {"tiers": {"fallback": {"subset": "v1"}}},
+            [root(delegate=DELEGATE)],
+            [rule("vllm-8b", "v1")],
+            [],
+        ),
+    ],
+    ids=[
+        *("delegated", "delegated-with-namespace", "delegated-elsewhere", "no-root"),
+        *("clash", "other-gateway", "other-host", "no-subset", "subset"),
+    ],
+)
+def test_what_makes_our_objects_useless_is_told_with_its_fix(sections, services, rules, said):
+    _, config, _ = wanted(**sections)
+    found = list(doubts(mesh_of(config.istio, config.topology).models, services, rules))
+    assert len(found) == len(said)
+    for text, part in zip(found, said, strict=True):
+        assert part in text
