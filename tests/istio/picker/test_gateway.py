@@ -398,6 +398,19 @@ async def test_what_a_gateway_does_without_its_picker(
                 assert answer.status == expected
 
 
+@pytest.mark.parametrize("fails_open", [False, True])
+async def test_an_answer_that_is_under_way_breaks_with_its_picker(tmp_path, fails_open):
+    async with lab(tmp_path, scripted=True, fails_open=fails_open) as here:
+        engine = here.engines["primary-0"]
+        engine.until, engine.pause_s = asyncio.Event(), 0.02
+        here.plan(health={"primary-1": EndpointHealth.DRAINING})
+        async with here.session.post(here.url + PATH, json={**ASK, "stream": True}) as answer:
+            await answer.content.readuntil(b"\n\n")
+            await here.picker.stop(0)
+            with pytest.raises(aiohttp.ClientError):
+                await answer.read()
+
+
 async def test_a_second_picker_goes_on_when_the_first_is_gone(tmp_path):
     async with lab(tmp_path / "a", scripted=True) as here, running_picker(here.desk) as second:
         ports = [each.port for each in here.engines.values()]
