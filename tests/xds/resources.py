@@ -15,6 +15,7 @@ from google.protobuf.json_format import ParseDict
 from xds_server.resources.snapshot import (
     CLUSTER,
     ENDPOINT,
+    EXTENSION_CONFIG,
     LISTENER,
     ROUTE,
     Resource,
@@ -128,8 +129,15 @@ def snapshot(
     endpoints: Iterable[Resource] = (),
     listeners: Iterable[Resource] = (),
     routes: Iterable[Resource] = (),
+    filters: Iterable[Resource] = (),
 ) -> Snapshot:
-    kinds = {CLUSTER: clusters, ENDPOINT: endpoints, LISTENER: listeners, ROUTE: routes}
+    kinds = {
+        CLUSTER: clusters,
+        ENDPOINT: endpoints,
+        LISTENER: listeners,
+        ROUTE: routes,
+        EXTENSION_CONFIG: filters,
+    }
     return Snapshot(
         {
             type_url: TypeSnapshot(type_url, {each.name: each for each in resources})

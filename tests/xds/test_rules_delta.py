@@ -1,4 +1,4 @@
-"""Rules of the incremental protocol (docs/xds.md R29-R39)."""
+"""Rules of the incremental protocol (docs/xds.md R29-R39, R42)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,15 @@ import pytest
 
 from tests.xds.resources import cluster, endpoints, listener, route, snapshot
 from tests.xds.transcript import Dialog
-from xds_server.resources.snapshot import CLUSTER, ENDPOINT, LISTENER, ROUTE, SECRET
+from xds_server.resources.snapshot import (
+    CLUSTER,
+    ENDPOINT,
+    EXTENSION_CONFIG,
+    LISTENER,
+    ROUTE,
+    SECRET,
+    Resource,
+)
 from xds_server.xds.answer import Protocol
 from xds_server.xds.events import Ignored
 
@@ -256,3 +264,43 @@ def test_r39_an_ack_is_not_answered_and_resources_carry_their_own_versions() -> 
     assert reply.versions == {
         name: each.version for name, each in AB.of_type(CLUSTER).resources.items()
     }
+
+
+LIMITS = Resource.of("limits", b"a filter")
+
+
+def test_r42_the_configuration_of_a_filter_is_never_removed() -> None:
+    client = Dialog(DELTA, snapshot(filters=[LIMITS, Resource.of("other", b"one")]))
+    client.subscribe(EXTENSION_CONFIG, "limits", "other")
+    client.accept(EXTENSION_CONFIG, "limits", "other")
+    client.publish(snapshot(filters=[Resource.of("other", b"two")]))
+    client.accept(EXTENSION_CONFIG, "other")
+    client.publish(snapshot())
+    client.expect_nothing()
+    client.publish(snapshot(filters=[LIMITS]))  # what the client still has
+    client.expect_nothing()
+    client.publish(snapshot(filters=[Resource.of("limits", b"another filter")]))
+    client.accept(EXTENSION_CONFIG, "limits")
+
+
+@pytest.mark.parametrize("named", [(), ("limits",)], ids=["known", "known and named"])
+def test_r42_nor_after_a_reconnect(named: tuple[str, ...]) -> None:
+    client = Dialog(DELTA, snapshot())
+    client.reconnect(EXTENSION_CONFIG, *named, known={"limits": "1"})
+    client.expect_nothing()
+    client.publish(snapshot(filters=[LIMITS]))
+    if not named:
+        client.subscribe(EXTENSION_CONFIG, "limits")
+    client.accept(EXTENSION_CONFIG, "limits")
+
+
+def test_r42_a_filter_that_the_client_gave_up_is_sent_when_it_is_asked_for_again() -> None:
+    client = Dialog(DELTA, snapshot(filters=[LIMITS]))
+    client.subscribe(EXTENSION_CONFIG, "limits")
+    client.accept(EXTENSION_CONFIG, "limits")
+    client.publish(snapshot())
+    client.unsubscribe(EXTENSION_CONFIG, "limits")
+    client.publish(snapshot(filters=[LIMITS]))
+    client.expect_nothing()
+    client.subscribe(EXTENSION_CONFIG, "limits")
+    client.accept(EXTENSION_CONFIG, "limits")

@@ -12,9 +12,13 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
-from xds_server.resources.snapshot import Resource, TypeSnapshot
+from xds_server.resources.snapshot import EXTENSION_CONFIG, Resource, TypeSnapshot
 from xds_server.xds.subscription import FULL_STATE, Subscription
 from xds_server.xds.view import View
+
+LEFT_ALONE = frozenset({EXTENSION_CONFIG})
+"""Types of which nothing is ever removed (R42): Envoy answers 500 where the configuration of a filter was taken away,
+and connections keep the filters that they were opened with, for minutes after their listener has none of them."""
 
 Rejection = tuple[str, str]
 """Name and version of a resource that the client refused."""
@@ -111,12 +115,14 @@ def _delta(
     changed: frozenset[str],
     gone: list[str],
 ) -> Answer | None:
-    removed = tuple(sorted(gone))
+    held = question.view.held
+    kept = gone if question.type_url in LEFT_ALONE else ()
+    removed = tuple(sorted(set(gone).difference(kept)))
     # A first wildcard request is answered even by nothing: the client's start-up waits for it (R37).
     hello = question.fresh and question.subscription.wildcard
     if not (changed or removed or hello):
         return None
-    view = View(desired)
+    view = View({**{name: held[name] for name in kept}, **desired})
     resources = tuple(desired[name] for name in desired if name in changed)
     return Answer(_version(question, view), resources, removed, changed, view)
 
