@@ -443,3 +443,19 @@ async def test_a_gateway_before_an_engine_cannot_forbid_the_next_tier(
     async with chain_lab(tmp_path, capability=capability, tiers=tiers) as lab:
         assert await lab.ask_many(2) == {FAILED_OVER: 2}
         assert engine.requests == 2
+
+
+async def test_who_forbids_a_fallback_is_told_when_to_return_as_the_engine_says_it(tmp_path):
+    async with chain_lab(tmp_path) as lab:
+        for told in ("33", "Mon, 30 Nov 2026 08:00:00 GMT", None):
+            lab.big.headers = {"retry-after": told} if told else {}
+            for mode, status, otherwise in (
+                ("429", 429, "1"),
+                ("503", 503, "1"),
+                ("500", 503, "5"),
+            ):
+                lab.big.mode = mode
+                answer = await lab.ask(headers={"x-no-fallback": "true"})
+                expected = (status, told or otherwise)
+                assert (answer.status, answer.headers["retry-after"]) == expected, (mode, told)
+        await lab.assert_all_accepted()

@@ -11,6 +11,8 @@ import json
 from typing import Any
 
 from xds_server.resources import headers
+from xds_server.resources.bodies.path_kind import RETRY_AFTER
+from xds_server.resources.names import METADATA
 from xds_server.resources.proto import Route, RouteAction, pack, to_upb, typed
 from xds_server.resources.static import response_match as m
 
@@ -66,14 +68,22 @@ def honest_cases() -> list[Any]:
     full = m.both(m.is_5xx(), m.header_is(headers.OVERLOADED, "true"))
     overloaded = m.either(full, m.is_engines(503))  # engines say so when their queue is full
     cases = [
-        m.when(m.is_engines(429), _action(429, RATE_LIMITED, 1, "is at its limit")),
-        m.when(overloaded, _action(503, OVERLOADED, 1, "has no room left")),
-        m.when(m.is_5xx(), _action(503, FAULT, RETRY_AFTER_S, "cannot answer right now")),
+        m.when(m.is_engines(429), _error(429, RATE_LIMITED, "1", "is at its limit")),
+        m.when(overloaded, _error(503, OVERLOADED, "1", "has no room left")),
+        m.when(m.is_5xx(), _error(503, FAULT, str(RETRY_AFTER_S), "cannot answer right now")),
     ]
     return [m.when(strict_route, m.first_of(cases))]
 
 
-def _action(status: int, reason: str, retry_after_s: int, what: str) -> Any:
+def _error(status: int, reason: str, retry_after: str, what: str) -> Any:
+    """Author an error that says when to come back: as the engine did, if it said so."""
+    # A format would see the headers of this answer, not those of the one it replaces.
+    told = f"%DYNAMIC_METADATA({METADATA}:{RETRY_AFTER})%"
+    engines = m.when(m.has("retry-after"), _action(status, reason, told, what))
+    return m.otherwise(m.first_of([engines]), _action(status, reason, retry_after, what))
+
+
+def _action(status: int, reason: str, retry_after: str, what: str) -> Any:
     error = {
         "message": f"The requested model {what}, and the request forbids a fallback ({HEADER}).",
         "type": "rate_limit_error" if status == 429 else "server_error",
@@ -85,8 +95,7 @@ def _action(status: int, reason: str, retry_after_s: int, what: str) -> Any:
         body=typed.core.DataSource(inline_string=json.dumps({"error": error})),
         response_headers_to_add=[
             headers.add("content-type", "application/json"),
-            headers.add("retry-after", "%RESP(retry-after)%"),
-            headers.add("retry-after", str(retry_after_s), keep=True),
+            headers.add("retry-after", retry_after),
             headers.add(headers.DEGRADE_REASON, reason),
         ],
     )

@@ -13,7 +13,7 @@ from typing import Any
 from xds_server.core.model import Model, StaticAnswer, Tier
 from xds_server.core.policy import FailurePolicy
 from xds_server.resources import headers
-from xds_server.resources.bodies.path_kind import ENDINGS, path_filter
+from xds_server.resources.bodies.path_kind import ENDINGS, notes_filter
 from xds_server.resources.proto import pack, typed
 from xds_server.resources.routing.no_fallback import honest_cases
 from xds_server.resources.static import response_match as m
@@ -34,7 +34,7 @@ def author_last_net(models: Iterable[Model], failures: FailurePolicy) -> list[An
 
     The filter sees only the response, so it knows the model by the header that routes set; whether to stream
     it knows where the body was read (`failures.answer_timeout_s`), else it answers in JSON. What was asked for it knows
-    by a filter of its own, which comes first.
+    by a filter of its own, which comes after it and so hears of answers first.
     """
     nets = {
         model.name: _net(model, tier, tier.answer)
@@ -59,8 +59,8 @@ def author_last_net(models: Iterable[Model], failures: FailurePolicy) -> list[An
     cases = [*honest_cases(), m.when(failed, by_model)]
     config = typed.custom_response.CustomResponse(custom_response_matcher=m.first_of(cases))
     return [
-        path_filter(),
         typed.hcm.HttpFilter(name="envoy.filters.http.custom_response", typed_config=pack(config)),
+        notes_filter(),
     ]
 
 
@@ -73,7 +73,7 @@ def _net(model: Model, tier: Tier, answer: StaticAnswer) -> Any:
     error = unavailable(answer)
     text = whole(error.body, dialect=Dialect.CHAT, model=served)
     action = _action(model, tier, error, text, JSON, template=UNAVAILABLE)
-    return _otherwise(m.first_of(cases), action)
+    return m.otherwise(m.first_of(cases), action)
 
 
 def _spoken(model: Model, tier: Tier, answer: StaticAnswer, dialect: Dialect) -> Any:
@@ -85,12 +85,7 @@ def _spoken(model: Model, tier: Tier, answer: StaticAnswer, dialect: Dialect) ->
         return plain
     events = streamed(answer.body, dialect=dialect, model=served)
     streams = m.when(m.asks_for_stream(), _action(model, tier, answer, events, EVENTS))
-    return _otherwise(m.first_of([streams]), plain)
-
-
-def _otherwise(matcher: Any, action: Any) -> Any:
-    matcher.on_no_match = typed.xds_matcher.MatcherOnMatch(action=action)
-    return matcher
+    return m.otherwise(m.first_of([streams]), plain)
 
 
 def _action(

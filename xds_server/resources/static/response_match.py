@@ -31,11 +31,7 @@ def is_engines(code: int) -> Any:
         extension("status", typed.matcher.HttpResponseStatusCodeMatchInput()),
         value_match=typed.xds_matcher.StringMatcher(exact=str(code)),
     )
-    anything = typed.xds_matcher.RegexMatcher(
-        google_re2=typed.xds_matcher.RegexMatcherGoogleRe2(), regex=".+"
-    )
-    served = _header(headers.SERVED_MODEL, typed.xds_matcher.StringMatcher(safe_regex=anything))
-    return both(status, served)
+    return both(status, has(headers.SERVED_MODEL))
 
 
 def header_ends(name: str, suffix: str) -> Any:
@@ -48,13 +44,17 @@ def header_is(name: str, value: str) -> Any:
     return _header(name, typed.xds_matcher.StringMatcher(exact=value))
 
 
-def lacks(name: str) -> Any:
-    """Author "the response has no such header, or an empty one"."""
+def has(name: str) -> Any:
+    """Author "the response has such a header, and it is not empty"."""
     anything = typed.xds_matcher.RegexMatcher(
         google_re2=typed.xds_matcher.RegexMatcherGoogleRe2(), regex=".+"
     )
-    there = _header(name, typed.xds_matcher.StringMatcher(safe_regex=anything))
-    return typed.xds_matcher.MatcherMatcherListPredicate(not_matcher=there)
+    return _header(name, typed.xds_matcher.StringMatcher(safe_regex=anything))
+
+
+def lacks(name: str) -> Any:
+    """Author the opposite of `has`."""
+    return typed.xds_matcher.MatcherMatcherListPredicate(not_matcher=has(name))
 
 
 def asks_for_stream() -> Any:
@@ -63,7 +63,7 @@ def asks_for_stream() -> Any:
 
 
 def path_is_of(dialect: Dialect) -> Any:
-    """Author "the request asked for a completion in this dialect", where `path_filter` noted the path."""
+    """Author "the request asked for a completion in this dialect", where `notes_filter` noted the path."""
     ending = typed.matcher.StringMatcher(exact=path_kind.ENDINGS[dialect])
     return _metadata_is(path_kind.KEY, typed.matcher.ValueMatcher(string_match=ending))
 
@@ -101,6 +101,12 @@ def first_of(cases: list[Any]) -> Any:
     """Author a list of cases of which the first that holds counts."""
     x = typed.xds_matcher
     return x.Matcher(matcher_list=x.MatcherMatcherList(matchers=cases))
+
+
+def otherwise(matcher: Any, action: Any) -> Any:
+    """Give a list of cases what to do when none of them holds."""
+    matcher.on_no_match = typed.xds_matcher.MatcherOnMatch(action=action)
+    return matcher
 
 
 def _metadata_is(key: str, value: Any) -> Any:
