@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
@@ -118,8 +119,38 @@ async def test_unknown_models_get_an_error_that_openai_clients_know(tmp_path):
             assert answer.status == 400, what
             error = answer.document["error"]
             assert (error["type"], error["param"]) == ("invalid_request_error", "model")
+        assert (await lab.ask({"model": False})).status == 400
+        for method in ("GET", "DELETE", "PUT"):
+            answer = await lab.ask(path="/v1/files/5", method=method)
+            assert (answer.status, "names it" in answer.document["error"]["message"]) == (404, True)
         assert (await lab.ask(path="/elsewhere")).status == 404
         await lab.assert_all_accepted()
+
+
+TUNNELS = {
+    "a WebSocket": b"GET /v1/realtime HTTP/1.1\r\nconnection: Upgrade\r\nupgrade: websocket",
+    "a browser's": b"GET /v1/realtime HTTP/1.1\r\nconnection: keep-alive, Upgrade\r\nupgrade: websocket",
+    "by POST": b"POST /v1/realtime HTTP/1.1\r\nconnection: upgrade\r\nupgrade: x\r\ncontent-length: 9",
+    "CONNECT": b"CONNECT engine:80 HTTP/1.1",
+}
+
+
+async def test_what_opens_a_tunnel_is_refused_and_not_waited_for(tmp_path):
+    async with lab_of(tmp_path, TWO) as lab:
+        for what, head in TUNNELS.items():
+            reader, writer = await asyncio.open_connection("127.0.0.1", lab.port)
+            writer.write(head + b"\r\nhost: x\r\n\r\n")
+            async with asyncio.timeout(5):
+                assert b" 403 " in await reader.readline(), what
+            writer.close()
+            await writer.wait_closed()
+        offer = {
+            "connection": "upgrade, http2-settings",
+            "upgrade": "h2c",
+            "http2-settings": "AAMA",
+        }
+        answer = await lab.ask({"model": "gpt-small"}, **offer)
+        assert (answer.status, answer.served) == (200, "engine-small"), "Java's client offers that"
 
 
 async def test_many_early_answers_need_one_connection(tmp_path):

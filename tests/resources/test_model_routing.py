@@ -31,21 +31,40 @@ def table(*models, **settings):
     return RouteConfiguration.FromString(body)
 
 
+def is_strict(route):
+    return any(each.name == "x-no-fallback" for each in route.match.headers)
+
+
+def is_unread(route):
+    return any(each.invert for each in route.match.dynamic_metadata)
+
+
 def order(*models, **settings):
-    """Return the routes' names; a strict one, with its condition on a header, is left out."""
+    """Return the routes' names, those of the unread in brackets; a strict one is left out."""
     (host,) = table(*models, **settings).virtual_hosts
-    return [route.name for route in host.routes if not route.match.headers]
+    return [
+        f"({route.name})" if is_unread(route) else route.name
+        for route in host.routes
+        if not is_strict(route)
+    ]
+
+
+def routes_of(name, *models, **settings):
+    """Return a model's routes in order, without strict ones and those of the unread."""
+    (host,) = table(*models, **settings).virtual_hosts
+    found = [each for each in host.routes if each.name == name]
+    return [each for each in found if not is_strict(each) and not is_unread(each)]
 
 
 def named(name, *names, **changes):
     return replace(a_model(name), names=names or (name,), **changes)
 
 
-NOT_FOUND = ["model_not_found"]
+NOT_FOUND = ["model_missing", "model_missing", "model_not_found"]
 ORDERS = {
     "one model that takes all": ([a_model("a")], ["a"]),
-    "one model with names": ([named("a")], ["a", *NOT_FOUND]),
-    "two with names": ([named("a"), named("b")], ["a", "b", *NOT_FOUND]),
+    "one model with names": ([named("a")], ["a", "(a)", *NOT_FOUND]),
+    "two with names": ([named("b"), named("a")], ["b", "a", "(b)", *NOT_FOUND]),
     "the default comes last": ([a_model("a"), named("b")], ["b", "a"]),
     "a default with names": ([named("a", is_default=True), named("b")], ["b", "a"]),
     "longer prefixes first": (
@@ -54,7 +73,7 @@ ORDERS = {
     ),
     "a default elsewhere takes nothing": (
         [a_model("a", prefix="/a/"), named("b"), named("c", prefix="/v1/c/")],
-        ["c", "b", "a", *NOT_FOUND, *NOT_FOUND],
+        ["c", "b", "a", "(c)", "(b)", *NOT_FOUND, *NOT_FOUND],
     ),
 }
 
@@ -65,10 +84,8 @@ def test_the_order_of_routes(models, expected):
 
 
 def test_a_model_with_names_is_matched_by_any_of_them():
-    (host,) = table(named("a", "x", "y"), named("b")).virtual_hosts
-    first, second = (
-        route for route in host.routes if route.name in {"a", "b"} and not route.match.headers
-    )
+    models = named("a", "x", "y"), named("b")
+    (first,), (second,) = (routes_of(name, *models) for name in "ab")
     (condition,) = first.match.dynamic_metadata
     assert [each.string_match.exact for each in condition.value.or_match.value_matchers] == [
         "x",
@@ -81,8 +98,7 @@ def test_a_model_with_names_is_matched_by_any_of_them():
 
 def test_streams_and_names_are_conditions_together():
     failures = FailurePolicy(answer_timeout_s=60.0)
-    (host,) = table(named("a"), failures=failures).virtual_hosts
-    streams, plain = (r for r in host.routes if r.name == "a" and not r.match.headers)
+    streams, plain = routes_of("a", named("a"), failures=failures)
     assert [each.path[0].key for each in streams.match.dynamic_metadata] == ["stream", "model"]
     assert [each.path[0].key for each in plain.match.dynamic_metadata] == ["model"]
 

@@ -183,7 +183,20 @@ function publish(metadata, facts, readable)
   return found
 end
 
+-- Whether a request opens a tunnel (a WebSocket, CONNECT): it has no end, and to wait for its body is to wait for ever.
+local function is_tunnel(headers)
+  if headers:get(":method") == "CONNECT" then
+    return true
+  end
+  local connection = headers:get("upgrade") and headers:get("connection")
+  return connection ~= nil and find(lower(connection), "upgrade", 1, true) ~= nil
+end
+
 function envoy_on_request(handle)
+  if is_tunnel(handle:headers()) then -- routes allow none; not left to them, or a body might pass unread
+    handle:respond({ [":status"] = "403" }, "")
+    return
+  end
   if not ANY_CONTENT_TYPE then
     local kind = handle:headers():get("content-type")
     if kind == nil or find(lower(kind), "json", 1, true) == nil then

@@ -171,6 +171,13 @@ def fact_is_present(fact: Fact) -> Any:
     return _condition(fact.value, typed.matcher.ValueMatcher(present_match=True))
 
 
+def fact_is_absent(fact: Fact) -> Any:
+    """Author the route condition "nothing is known of the fact": nobody has looked, or it left no mark."""
+    condition = fact_is_present(fact)
+    condition.invert = True
+    return condition
+
+
 def _condition(key: str, value: Any) -> Any:
     segment = typed.matcher.MetadataMatcherPathSegment(key=key)
     return typed.matcher.MetadataMatcher(filter=METADATA, path=[segment], value=value)

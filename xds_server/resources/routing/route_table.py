@@ -29,8 +29,10 @@ from xds_server.resources.proto import (
 from xds_server.resources.routing.model_list import longest_body, model_list_routes
 from xds_server.resources.routing.model_routing import (
     conditions,
+    models_of_the_unread,
     not_found_routes,
     reachable_models,
+    unread,
 )
 from xds_server.resources.routing.request_classes import (
     SHED,
@@ -101,17 +103,30 @@ class RouteTable:
             for model in reachable_models(sharing, capability):
                 if limits is not None:
                     host.routes.extend(limits.refusals(model, conditions(model)))
-                for split in self._splits[model.name]:
-                    for route in _place(split, host):
-                        if limits is not None:
-                            limits.mark(route, model, split.class_name)
-                    needs.update(split.needs)
+                self._place(model, host, limits)
+                needs.update(each for split in self._splits[model.name] for each in split.needs)
+            if capability is not Capability.GRPC:
+                for model in models_of_the_unread(sharing):
+                    self._place(model, host, limits, are_unread=True)
             host.routes.extend(not_found_routes(sharing, capability))
         longest = longest_body(self._table)
         if longest > BODY_LIMIT_BYTES:
             self._table.max_direct_response_body_size_bytes.value = longest
         self._needs = frozenset(needs)
         self._resource: Resource | None = None
+
+    def _place(
+        self,
+        model: Model,
+        host: VirtualHost,
+        limits: LimitRoutes | None,
+        *,
+        are_unread: bool = False,
+    ) -> None:
+        for split in self._splits[model.name]:
+            for route in _place(split, host, are_unread=are_unread):
+                if limits is not None:
+                    limits.mark(route, model, split.class_name)
 
     def apply(self, plan: ModelPlan) -> None:
         """Set a model's weights and reasons."""
@@ -163,14 +178,15 @@ def _author(
     ]
 
 
-def _place(split: _Split, host: VirtualHost) -> Iterator[Route]:
-    """Add the routes of a split to a virtual host; yield those that lead to a cluster."""
+def _place(split: _Split, host: VirtualHost, *, are_unread: bool = False) -> Iterator[Route]:
+    """Add the routes of a split, or their `unread` twins, to a virtual host; yield those that lead to a cluster."""
     request_class = split.request_class
+    authored = [unread(each) for each in split.authored] if are_unread else split.authored
     if request_class is not None and sheds_any([request_class]):
         rejecting = host.routes.add()
-        rejecting.CopyFrom(rejection(split.authored[-1], request_class))
+        rejecting.CopyFrom(rejection(authored[-1], request_class))
         split.rejections.append(rejecting)
-    for shape in split.authored:
+    for shape in authored:
         route = host.routes.add()
         route.CopyFrom(shape)
         if route.route.HasField("weighted_clusters"):
