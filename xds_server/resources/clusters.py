@@ -30,6 +30,9 @@ CONNECT_TIMEOUT_S = 1.0
 KEEP_ALIVE_S = 4.0
 """Idle connections are closed before the engine does so, after 5 s in uvicorn (vLLM, SGLang) and
 cpp-httplib (llama.cpp): a request sent into a connection that is just closing looks like a failure."""
+INTERNAL_S = 1.0
+"""How long a proxy's connection to an internal listener of its own takes new requests. Each connection keeps the listener
+that it was opened with: without an end, a changed answer, time or limit would come into force minutes later."""
 INITIAL_FETCH_TIMEOUT_S = 5.0
 """How long a cluster may wait for its endpoints before it goes live without (Envoy's default: 15)."""
 UNBOUNDED = 1_000_000
@@ -248,7 +251,9 @@ def author_internal_cluster(
         load_assignment=e.ClusterLoadAssignment(
             cluster_name=name, endpoints=[e.LocalityLbEndpoints(lb_endpoints=[endpoint])]
         ),
-        typed_extension_protocol_options=_http_options(http_filters=http_filters),
+        typed_extension_protocol_options=_http_options(
+            longest_s=INTERNAL_S, http_filters=http_filters
+        ),
     )
 
 
@@ -299,6 +304,7 @@ def _failures() -> Any:
 def _http_options(
     *,
     idle_s: float | None = None,
+    longest_s: float | None = None,
     http_filters: Sequence[Any] = (),
     outlier_detection: Any = None,
 ) -> Any:
@@ -310,9 +316,10 @@ def _http_options(
         http_filters=list(http_filters),
         outlier_detection=outlier_detection,
     )
-    if idle_s is not None:
+    if idle_s is not None or longest_s is not None:
         options.common_http_protocol_options = typed.core.HttpProtocolOptions(
-            idle_timeout=duration(idle_s)
+            idle_timeout=None if idle_s is None else duration(idle_s),
+            max_connection_duration=None if longest_s is None else duration(longest_s),
         )
     return {"envoy.extensions.upstreams.http.v3.HttpProtocolOptions": pack(options)}
 
