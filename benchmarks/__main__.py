@@ -31,6 +31,7 @@ NAMES = (
     "combined",
     "slow_clients",
     "idle",
+    "istiod",
     "page",
 )
 
@@ -58,7 +59,7 @@ def main() -> None:
         about["seconds"] = round(time.monotonic() - started, 1)
         document = json.dumps({"benchmark": name, "machine": about, "result": result}, indent=1)
         print(document)
-        if not arguments.quick:
+        if not arguments.quick and "skipped" not in result:
             RESULTS.mkdir(exist_ok=True)
             (RESULTS / f"{name}.json").write_text(document + "\n")
 

@@ -8,6 +8,7 @@ import socket
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import yaml
@@ -79,25 +80,29 @@ def free_ports(count: int) -> list[int]:
 async def real_istiod(
     directory: Path,
     *,
-    sources: Sequence[str],
+    sources: Sequence[str | Mapping[str, Any]],
     kubeconfig: Path,
     wait_ready: bool = True,
     environment: Mapping[str, str] | None = None,
+    ports: Sequence[int] | None = None,
 ) -> AsyncIterator[RealIstiod]:
     """Run istiod without Kubernetes for as long as the block lasts.
 
     Args:
         directory: For its mesh configuration and log; one per istiod.
-        sources: Addresses of `meshConfig.configSources`.
+        sources: Of `meshConfig.configSources`: addresses, or with TLS settings.
         kubeconfig: Of an API server, which may be empty.
         wait_ready: Wait until it is ready.
         environment: More variables.
+        ports: Five free ones: for readiness, sidecars, metrics, webhooks and introspection.
     """
     directory.mkdir(parents=True, exist_ok=True)
-    ports = free_ports(5)
+    ports = ports or free_ports(5)
     http, xds, monitoring, https, ctrlz = ports
     mesh = {
-        "configSources": [{"address": each} for each in sources],
+        "configSources": [
+            {"address": each} if isinstance(each, str) else dict(each) for each in sources
+        ],
         "defaultConfig": {"discoveryAddress": f"127.0.0.1:{xds}"},
         "rootNamespace": "istio-system",
         "trustDomain": "cluster.local",

@@ -7,8 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import yaml
 
-from tests.fakes.mesh_lab import HOST, SERVICES, TABLE, cluster, mesh_lab, split
+from tests.fakes.mesh_lab import HOST, MESH_FILE, SERVICES, TABLE, cluster, mesh_lab, split
 from tests.fakes.real_istiod import BINARY, WHY_SKIPPED
 from xds_server.istio.mcp.catalog import Catalog, Draft, finished
 from xds_server.istio.mcp.kinds import Kind
@@ -101,6 +102,36 @@ async def test_content_under_an_old_version_is_not_looked_at(tmp_path):
         lab.ours.source.server.publish(Catalog.of([forged]))
         await asyncio.sleep(1.0)
         assert watcher.weights(HOST, TABLE) == split(25, 75)
+
+
+async def test_a_body_that_istiod_does_not_know_deletes_the_object_it_had(tmp_path):
+    """Worse than one that it refuses; and it says nothing to us."""
+    async with mesh_lab(tmp_path) as lab, lab.watching() as watcher:
+        await watcher.until(split(90, 10), timeout_s=5)
+        good = _publish(lab, _virtual_service("gpu-xds-chat", HOST, 25, 75))
+        await watcher.until(split(25, 75), timeout_s=2)
+        known = b"istio.networking.v1alpha3.VirtualService"
+        strange = good.resource.replace(known, known.replace(b"v1alpha3", b"v1beta99"))
+        strange = strange.replace(good.version.encode(), b"f" * len(good.version))
+        assert len(strange) == len(good.resource)
+        lab.ours.source.server.publish(Catalog.of([replace(good, version="new", resource=strange)]))
+        await watcher.until({cluster(HOST): 100}, timeout_s=2)
+
+
+async def test_a_route_answers_by_itself_once_no_tier_is_left(tmp_path):
+    raw = yaml.safe_load(MESH_FILE.read_text())
+    del raw["istio"]["models"][0]["tiers"]["static"]
+    text = yaml.safe_dump(raw)
+    async with mesh_lab(tmp_path, config=text) as lab, lab.watching() as watcher:
+        await watcher.until(split(90, 10), timeout_s=5)
+        lab.plan(0, 0, 100)
+        await watcher.until({"": 100}, timeout_s=2)
+        (virtual,) = (each for each in watcher.routes[TABLE].virtual_hosts if HOST in each.domains)
+        answer = virtual.routes[0].direct_response
+        assert answer.status == 200
+        assert "Busy." in answer.body.inline_string
+        lab.plan(10, 90)
+        await watcher.until(split(10, 90), timeout_s=1)
 
 
 async def test_of_two_virtual_services_for_a_host_the_older_one_of_the_admin_wins(tmp_path):
