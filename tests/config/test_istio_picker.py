@@ -36,6 +36,7 @@ def test_the_picker_needs_no_models_of_the_mesh_and_has_defaults():
         ({"retries": -1}, "istio.endpoint_picker.retries", "at least 0"),
         ({"retry_after_s": 0}, "istio.endpoint_picker.retry_after_s", "at least 1"),
         ({"max_body_bytes": 10}, "istio.endpoint_picker.max_body_bytes", "at least 1024"),
+        ({"stop_delay_s": 601}, "istio.endpoint_picker.stop_delay_s", "at most 600"),
         ({"stop_grace_s": -1}, "istio.endpoint_picker.stop_grace_s", "at least 0"),
         ({"conformance": "yes"}, "istio.endpoint_picker.conformance", "true or false"),
         ({"port": 1}, "istio.endpoint_picker.port", ""),

@@ -114,6 +114,9 @@ class EndpointPickerSection(Written):
     """`retry-after` of requests that are shed (429): those that the plan gives to the static tier."""
     max_body_bytes: Annotated[Whole, Field(ge=1024, le=256_000_000)] = 8 * 2**20
     """Larger bodies are answered with 413 where they must be read; others pass whatever their size."""
+    stop_delay_s: Annotated[Number, Field(ge=0, le=600)] = 0.0
+    """How long gateways are still answered when the process stops, while readiness says no: until they have all heard
+    that its endpoint is gone. About 5 in a cluster."""
     stop_grace_s: Annotated[Number, Field(ge=0, le=3600)] = 10.0
     """How long answers that are under way may take to end when the process stops: they pass through it."""
     conformance: Annotated[bool, Strict()] = False

@@ -174,6 +174,18 @@ async def test_answers_under_way_may_end_when_the_server_stops(tmp_path):
         assert await here.server.stop() == 0
 
 
+async def test_gateways_that_have_not_heard_yet_are_answered_while_it_stops(tmp_path):
+    async with lab(tmp_path, grace_s=0.1, stop_delay_s=1.5) as here, here.gateway() as url:
+        await here.server.event("server_warm")
+        assert (await here.ask(url))[0] == 200
+        here.server.process.send_signal(signal.SIGTERM)
+        await here.server.event("server_stopping")
+        assert await readiness(here.port) == health_pb2.HealthCheckResponse.NOT_SERVING
+        for _ in range(10):
+            assert (await here.ask(url))[0] == 200
+        assert await here.server.stop() == 0
+
+
 async def test_killed_it_is_missed_at_once_and_back_it_is_asked_again(tmp_path):
     async with lab(tmp_path, grace_s=0.1) as here, here.gateway() as url:
         await here.server.event("server_warm")

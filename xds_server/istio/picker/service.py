@@ -55,6 +55,8 @@ class EndpointPicker:
                 self._planned.clear()
                 self.server.set_ready(ready=self._around.loop.is_warm)
         finally:
+            self.server.set_ready(ready=False)
+            await asyncio.sleep(self._section.stop_delay_s)
             await self.server.stop(self._section.stop_grace_s)
 
     def readings(self) -> Iterator[Reading]:
