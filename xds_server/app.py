@@ -64,6 +64,8 @@ from xds_server.xds.transport import make_server, tune_gc
 EXPIRY_S = 10.0
 """How often registered instances without an owner are looked for."""
 GRACE_STEP_S = 0.1
+LONGEST_PAUSE_S = 60.0
+"""Before a part that fails is run again; one that ran longer than this begins anew with short ones."""
 STOP_GRACE_S = 0.5
 """How long streams may take to end; proxies reconnect and keep what they have meanwhile."""
 SERVED = (*SERVICE_NAMES, SERVICE, *EVIDENCE_SERVICES)
@@ -279,16 +281,19 @@ class App:
         return bool(self.telemetry.streams or self.xds.status() or self.evidence.streams)
 
     async def _keep(self, name: str, part: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Run a part again after whatever goes wrong in it, later each time."""
+        """Run a part again after whatever goes wrong in it, later each time it fails soon."""
         delay_s = 1.0
         while True:
+            began = self._clock()
             try:
                 await part()
             except Exception:  # noqa: BLE001 - one part must not end the others
+                if self._clock() - began > LONGEST_PAUSE_S:
+                    delay_s = 1.0
                 self.tally.add("fleet_control_loop_errors_total", name)
                 self._log.exception(logs.PART_FAILED, part=name, again_in_s=delay_s)
                 await asyncio.sleep(delay_s)
-                delay_s = min(60.0, 2 * delay_s)
+                delay_s = min(LONGEST_PAUSE_S, 2 * delay_s)
             else:
                 return
 
@@ -374,7 +379,13 @@ class App:
 
     async def _add_capabilities(self) -> None:
         while True:
-            await self.loop.add_capability(await self._wanted.get())
+            capability = await self._wanted.get()
+            try:
+                await self.loop.add_capability(capability)
+            except Exception:
+                # A proxy asks once: what is forgotten here it would wait for in vain.
+                self._wanted.put_nowait(capability)
+                raise
 
     async def _expire(self) -> None:
         while True:

@@ -20,6 +20,7 @@ from xds_server.config.settings import resolve
 from xds_server.core.model import InstanceId
 from xds_server.listening import StartError
 from xds_server.logs import listed
+from xds_server.resources.capability import Capability
 
 DESIGN = ROOT / "tests/config/design.yaml"
 
@@ -77,6 +78,44 @@ async def test_a_part_that_fails_is_run_again_and_ends_nobody_else(tmp_path, mon
         await until(lambda: len(calls) == 2)
         (failed,) = named(lines, "part_failed")
         assert (failed["part"], failed["again_in_s"]) == ("state", 1.0)
+
+
+async def test_a_part_that_fails_after_a_long_time_is_run_again_soon(tmp_path, monkeypatch):
+    app = make(tmp_path)
+    now, pauses, calls = [0.0], [], []
+
+    async def failing():
+        calls.append(1)
+        if len(calls) < 6:
+            now[0] += 0.0 if len(calls) < 5 else 3600.0
+            raise ZeroDivisionError
+
+    async def sleep(delay_s):
+        pauses.append(delay_s)
+
+    monkeypatch.setattr(app, "_clock", lambda: now[0])
+    monkeypatch.setattr(module.asyncio, "sleep", sleep)
+    with capture_logs():
+        await app._keep("part", failing)
+    assert pauses == [1.0, 2.0, 4.0, 8.0, 1.0]
+
+
+async def test_what_a_proxy_needs_is_tried_again_although_it_asks_once(tmp_path, monkeypatch):
+    app = make(tmp_path)
+    original, asked = app.loop.add_capability, []
+
+    async def failing(capability):
+        asked.append(capability)
+        if len(asked) == 1:
+            raise ZeroDivisionError
+        await original(capability)
+
+    monkeypatch.setattr(app.loop, "add_capability", failing)
+    async with running(app) as lines:
+        app._wanted.put_nowait(Capability.AGGREGATE)
+        await until(lambda: len(asked) == 2)
+        assert asked == [Capability.AGGREGATE] * 2
+        assert [each["part"] for each in named(lines, "part_failed")] == ["capabilities"]
 
 
 async def test_a_file_from_which_no_resources_can_be_made_is_kept_out(tmp_path, monkeypatch):

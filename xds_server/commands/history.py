@@ -74,6 +74,9 @@ def events(
     console = Console(highlight=False)
     server = server_at(admin, token_file)
     answer = ask(lambda: get(server, "/api/events", given | {"limit": limit}))
+    if follow:
+        # What is not on disk yet has no number; it comes with the next look, once.
+        answer["events"] = [each for each in answer["events"] if each["id"] is not None]
     if answer["has_more"] and not as_json:
         note(f"only the newest {limit}; more with --limit")
     _print(answer, console, as_json=as_json)
@@ -96,7 +99,7 @@ def _follow(
     as_json: bool,
 ) -> None:
     """Print what is new; a server that is away for a moment is waited for."""
-    last = max((each["id"] or 0 for each in seen), default=0)
+    last = max((each["id"] for each in seen), default=0)
     is_away = False
     while True:
         time.sleep(FOLLOW_S)
