@@ -107,6 +107,34 @@ async def test_whatever_is_posted_is_an_order_if_nobody_says_otherwise(file, pat
     assert (await tried(accesses(file), BOB, "/api/diff", "POST"))[0] == 404, "that one only looks"
 
 
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/page/../debug/plan",
+        "/page/%2e%2e/debug/plan",
+        "/page/..%2fdebug%2fplan",
+        "//debug/plan",
+        "/debug//plan",
+        "/debug/plan/",
+        "/DEBUG/plan",
+        "/metrics/../debug/plan",
+        "/healthz/x",
+        "/page",
+    ],
+)
+async def test_no_way_of_writing_a_path_leads_around_the_door(file, path):
+    stage = LiveStage()
+    stage.access = accesses(file)
+    async with stage.serving():
+        reader, writer = await asyncio.open_connection("127.0.0.1", stage.port)
+        writer.write(f"GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n".encode())
+        answer = (await asyncio.wait_for(reader.read(), 5)).decode()
+        writer.close()
+        await writer.wait_closed()
+    assert answer.split(" ")[1] in {"401", "404"}
+    assert '"models"' not in answer
+
+
 @pytest.mark.parametrize("given", ["Basic YTpi", "Bearer", "x"])
 async def test_what_is_no_bearer_token_is_refused(file, given):
     status, text, _ = await tried(accesses(file), None, "/debug/plan", authorization=given)

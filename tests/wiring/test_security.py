@@ -213,6 +213,48 @@ def bootstrap(server, *flags: str) -> dict:
     return json.loads(done.stdout)
 
 
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (("--cert-file", "a"), "--cert-file and --key-file: expected both or none"),
+        (
+            ("--ca-file", "c", "--key-file", "a"),
+            "--cert-file and --key-file: expected both or none",
+        ),
+        (("--cert-file", "a", "--key-file", "b"), "--ca-file: (missing): expected a file"),
+    ],
+)
+def test_a_bootstrap_with_half_of_tls_is_refused(flags, said):
+    done = typed("bootstrap", "--node-id", "edge-1", *flags)
+    assert (done.exit_code, said in done.stderr) == (2, True)
+
+
+@pytest.mark.envoy
+async def test_a_proxy_believes_a_server_of_another_name_as_little_as_one_without_certificate(
+    tmp_path,
+):
+    flags = (*FLAGS, "--xds-cert-file", CERT, "--xds-key-file", KEY)
+    async with running_server(DESIGN, tmp_path / "state", flags) as server:
+        for name, host in (("other", "127.0.0.2"), ("same", "localhost")):
+            done = typed(
+                *("bootstrap", "--node-id", name, "--ca-file", CERT),
+                *("--server", f"{host}:{server.xds_port}"),
+            )
+            given = json.loads(done.stdout)
+            (cluster,) = given["static_resources"]["clusters"]
+            # It is at this address all the same.
+            (lb,) = cluster["load_assignment"]["endpoints"][0]["lb_endpoints"]
+            lb["endpoint"]["address"]["socket_address"]["address"] = "127.0.0.1"
+            async with running_envoy(given, tmp_path / name, wait_live=False) as envoy:
+
+                async def is_judged(envoy=envoy, name=name) -> bool:
+                    if name == "same":
+                        return await envoy.stat("control_plane.connected_state") == 1
+                    return sum((await envoy.stats("ssl.fail_verify_san")).values()) > 0
+
+                await envoy.until(is_judged)
+
+
 @pytest.mark.envoy
 async def test_only_proxies_and_agents_with_a_certificate_are_served(tmp_path):
     config = yaml.safe_load(DESIGN.read_text())
