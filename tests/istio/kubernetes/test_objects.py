@@ -142,6 +142,14 @@ def test_hosts_of_our_own_have_entries_without_drained_instances_before_what_goe
     assert policy["loadBalancer"]["localityLbSetting"] == {"enabled": False}
 
 
+def test_an_object_knows_which_hosts_it_is_about():
+    tiers = {"primary": {"endpoints": "instances", "subset": "big", "labels": {"size": "70b"}}}
+    found, _, _ = wanted(tiers=tiers)
+    entry, rule, service = (each.hosts for each in found)
+    assert entry == rule == {"vllm-70b.ai.svc.cluster.local"}
+    assert entry < service
+
+
 def test_an_entry_that_would_have_no_endpoint_is_not_written():
     tiers = {"primary": {"endpoints": "instances"}}
     found, _, _ = wanted("a100-0", "a100-1", tiers=tiers)

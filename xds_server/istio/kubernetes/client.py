@@ -18,7 +18,7 @@ from kubernetes_asyncio.client.exceptions import ApiException
 
 from xds_server import __version__
 from xds_server.istio.kubernetes.auth import SignIn, signed_in
-from xds_server.istio.kubernetes.errors import Cause, KubernetesError, Ref, of_status
+from xds_server.istio.kubernetes.errors import AuthError, Cause, KubernetesError, Ref, of_status
 
 MANAGER = "gpu-xds"
 """Our name in `managedFields`."""
@@ -202,7 +202,7 @@ class KubernetesClient:
         timeout = aiohttp.ClientTimeout(
             connect=CONNECT_TIMEOUT_S, sock_read=WATCH_S + SILENCE_S, total=None
         )
-        api = await self._opened()
+        api = await self._signed_in("watch", ref)
         try:
             response = await api.call_api(
                 ref.collection,
@@ -243,6 +243,15 @@ class KubernetesClient:
                 self._api = api
             return self._api
 
+    async def _signed_in(self, verb: str, ref: Ref | None) -> ApiClient:
+        try:
+            return await self._opened()
+        except AuthError as error:
+            # It could be used when it was read first: whoever replaces the file may not be done yet.
+            raise KubernetesError(
+                Cause.UNAUTHORIZED, verb=verb, ref=ref, said=str(error)
+            ) from error
+
     async def _ask(
         self,
         verb: str,
@@ -273,8 +282,8 @@ class KubernetesClient:
         return await self._send(request)
 
     async def _send(self, request: _Request) -> Document:
-        api = await self._opened()
         verb, ref = request.verb, request.ref
+        api = await self._signed_in(verb, ref)
         try:
             found: Document = await api.call_api(
                 request.path,

@@ -23,7 +23,7 @@ from xds_server.istio.kubernetes.errors import AuthError, KubernetesError, Ref
 from xds_server.istio.kubernetes.keeper import Keeper
 from xds_server.istio.kubernetes.leadership import Leadership
 from xds_server.istio.kubernetes.lease import LeaseRules
-from xds_server.istio.kubernetes.objects import GROUP
+from xds_server.istio.kubernetes.objects import GROUP, SERVICES, Owned
 from xds_server.istio.kubernetes.report import Reporter
 from xds_server.istio.kubernetes.wanted import NAMESPACE, all_wanted
 from xds_server.istio.way import Around
@@ -194,12 +194,19 @@ class MeshWriter:
                 task = group.create_task(made.run(), name=f"istio-{each.ref}")
                 self._keepers[key] = made, task
             self._keepers[key][0].want(each)
+        self._order(named)
+
+    def _order(self, named: Mapping[Key, Wanted]) -> None:
+        """Tell routes what of ours is about the hosts that they go to: it has to be there first."""
         places = [
-            keeper for keeper, _ in self._keepers.values() if keeper.ref.plural != "virtualservices"
+            (each.hosts, self._keepers[key][0])
+            for key, each in named.items()
+            if isinstance(each, Owned) and each.ref.plural != SERVICES
         ]
-        for keeper, _ in self._keepers.values():
-            if keeper.ref.plural == "virtualservices":
-                keeper.needs = tuple(places)
+        for key, each in named.items():
+            if isinstance(each, Owned) and each.ref.plural == SERVICES:
+                needs = (keeper for hosts, keeper in places if hosts & each.hosts)
+                self._keepers[key][0].needs = tuple(needs)
 
     async def _advise(self, client: KubernetesClient, wanted: list[Wanted], version: str) -> None:
         for text in await advise(client, self._around.mesh(), wanted, version=version):

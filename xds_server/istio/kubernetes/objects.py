@@ -32,10 +32,11 @@ MODEL = "gpu-xds/model"
 """Label: which model it is for, where it is for one."""
 OWNER = "gpu-xds/owner"
 """Annotation: which installation writes it, by the namespace and name of its lease."""
+SERVICES = "virtualservices"
 WEIGHT_TOTAL = 100
 """Endpoint weights of a ServiceEntry are written in hundredths of the largest: a coarser grid means fewer writes."""
 _KINDS = {
-    "virtualservices": Kind.VIRTUAL_SERVICE,
+    SERVICES: Kind.VIRTUAL_SERVICE,
     "destinationrules": Kind.DESTINATION_RULE,
     "serviceentries": Kind.SERVICE_ENTRY,
 }
@@ -55,6 +56,19 @@ class Owned:
     """What is in it, for a person: `primary=90 fallback=10`."""
     weights: ModelWeights | None = field(default=None, compare=False)
     """What a VirtualService tells the mesh."""
+
+    @property
+    def hosts(self) -> frozenset[str]:
+        """The hosts that it is about: that its routes go to, or that it describes."""
+        spec = self.spec
+        places = {
+            each["destination"]["host"]
+            for route in spec.get("http") or ()
+            for each in route.get("route") or ()
+        }
+        if self.ref.plural == SERVICES:
+            return frozenset(places)
+        return frozenset([spec["host"]] if "host" in spec else spec["hosts"])
 
     def document(self, live: Document | None = None) -> Document:
         """Return it as it is sent: over a live one, whose metadata stays."""

@@ -11,6 +11,8 @@ from xds_server.istio.publications import Publications
 from xds_server.observability.history import History
 from xds_server.observability.metrics import Reading, Tally
 
+_VERBS = ("", " get", " create", " update", " patch")
+"""What of an object is over once it is as it shall be; that it cannot be watched is not."""
 RECIPE = "docs/istio/kubernetes.md#gitops says how to make it leave weights alone"
 
 
@@ -83,7 +85,8 @@ class Reporter:
     def settled(self, ref: Ref) -> None:
         """Note that an object is as it shall be."""
         self._in_sync[str(ref)] = True
-        self._troubles.pop(str(ref), None)
+        for verb in _VERBS:
+            self._troubles.pop(f"{ref}{verb}", None)
 
     def refused(self, ref: Ref, refusal: Refusal) -> None:
         """Note that an object may not be written."""
