@@ -300,6 +300,13 @@ def test_invented_templates_share_one_label(logged):
     assert logged.tally.count("fleet_static_answers_total", "chat", "", "other") == 6
 
 
+def test_an_engine_that_is_called_like_the_static_answer_is_not_taken_for_it(logged):
+    tiers = [a_tier("primary", "big", [8001]), a_tier("spare", "static", [8009]), a_static_tier()]
+    logged.fleet = Fleet(a_topology(a_model(tiers=tiers)), logged.policy, 0.0)
+    logged.take(an_entry(8009, cluster="chat/spare", served="static"), statically())
+    assert logged.requests() == {("chat", "", "spare", "ok"): 1, ("chat", "", "static", "ok"): 1}
+
+
 def test_instances_that_left_are_forgotten_and_new_ones_known(logged):
     logged.take(an_entry(8001), an_entry(8003, cluster="chat/fallback", served="small"))
     tiers = [a_tier("primary", "big", [8001]), a_tier("spare", "mid", [8009]), a_static_tier()]

@@ -117,6 +117,7 @@ def test_what_a_proxy_had_in_progress_ends_with_its_next_report(desk):
     desk.report(1.0, running=8, waiting=0.0)
     desk.report(1.0, running=4, waiting=0.0, source="edge-2")
     assert desk.samples[-1].engine.running == 12
-    desk.reports.forget("edge-1")
+    for source in ("edge-1", "edge-2"):  # As before each report, and at the end of a stream.
+        desk.reports.forget(source)
     desk.report(2.0, running=4, waiting=0.0, source="edge-2")
     assert desk.samples[-1].engine.running == 4

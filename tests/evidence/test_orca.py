@@ -82,6 +82,27 @@ def test_what_a_proxy_that_is_gone_had_in_progress_is_forgotten():
     assert reports.sample(A, REPORT, 1.0).engine.running == 0.0
 
 
+def test_what_one_proxy_has_in_progress_is_the_sum_of_what_it_says_until_it_says_it_anew():
+    reports = stand_in()
+    for running in (6, 1, 0):
+        reports.counted(A, "edge-1", load(running=running))
+    reports.counted(A, "edge-2", load(running=2))
+    assert reports.sample(A, REPORT._replace(waiting=0.0), 1.0).engine.running == 9.0
+    reports.forget("edge-1")
+    reports.counted(A, "edge-1", load(running=3))
+    assert reports.sample(A, REPORT._replace(waiting=0.0), 2.0).engine.running == 5.0
+
+
+def test_an_instance_that_left_and_came_back_has_nothing_in_progress():
+    reports = stand_in()
+    reports.counted(A, "edge-1", load(running=6))
+    reports.keep(frozenset())
+    reports.keep(frozenset([A]))
+    reports.counted(A, "edge-2", load(running=5))
+    reports.forget("edge-1")
+    assert reports.sample(A, REPORT, 1.0).engine.running == 2.0
+
+
 def test_while_the_agent_is_heard_only_it_is_believed():
     reports = stand_in(sample("a", 9.0))
     assert reports.sample(A, REPORT, 10.0) is None

@@ -75,7 +75,7 @@ class LoadReports:
             self._offer(sample)
 
     def forget(self, source: object) -> None:
-        """Forget what a proxy that is gone had in progress."""
+        """Forget what a proxy had in progress: it is gone, or says it anew."""
         self._stand_in.forget(source)
 
     def keep(self, instances: frozenset[InstanceId]) -> None:

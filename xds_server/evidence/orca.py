@@ -13,6 +13,7 @@ witness where one is:
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from math import isfinite
 from typing import NamedTuple
 
@@ -61,30 +62,14 @@ def _mean(
     return None, 0
 
 
+@dataclass(slots=True)
 class Counts:
     """What all proxies together did with one instance."""
 
-    def __init__(self) -> None:
-        self.completed = 0
-        """Requests that ended well, since this object was made. An engine that fails fast has no capacity for it."""
-        self._in_progress: dict[object, int] = {}
-
-    def add(self, source: object, load: EndpointLoad) -> None:
-        """Take one proxy's interval in."""
-        self.completed += load.succeeded
-        if load.in_progress:
-            self._in_progress[source] = load.in_progress
-        else:
-            self._in_progress.pop(source, None)
-
-    def forget(self, source: object) -> None:
-        """Forget what a proxy that is gone had in progress."""
-        self._in_progress.pop(source, None)
-
-    @property
-    def in_progress(self) -> int:
-        """Requests that are at the instance now."""
-        return sum(self._in_progress.values())
+    completed: int = 0
+    """Requests that ended well, since this object was made. An engine that fails fast has no capacity for it."""
+    in_progress: int = 0
+    """Requests that are at the instance now."""
 
 
 class StandIn:
@@ -101,6 +86,8 @@ class StandIn:
         self._policy = policy
         self._agents: dict[InstanceId, Sample] = {}
         self._counts: dict[InstanceId, Counts] = {}
+        self._in_progress: dict[object, list[tuple[InstanceId, int]]] = {}
+        """What each proxy said of that since it was last forgotten."""
 
     def agent(self, instance: InstanceId) -> Sample | None:
         """Return the last sample that an agent sent of an instance; None if none ever did."""
@@ -110,8 +97,12 @@ class StandIn:
         return self._agents.get(instance)
 
     def counted(self, instance: InstanceId, source: object, load: EndpointLoad) -> None:
-        """Take a proxy's counts of an instance in, whether they carry a report or not."""
-        self._counts.setdefault(instance, Counts()).add(source, load)
+        """Add a proxy's counts of an instance, whether they carry a report or not; `forget` its last ones first."""
+        counts = self._counts.setdefault(instance, Counts())
+        counts.completed += load.succeeded
+        if load.in_progress:
+            counts.in_progress += load.in_progress
+            self._in_progress.setdefault(source, []).append((instance, load.in_progress))
 
     def sample(self, instance: InstanceId, report: Report, now: float) -> Sample | None:
         """Return what stands in for the agent's sample; None where the agent is to be believed.
@@ -145,14 +136,20 @@ class StandIn:
         return Sample(instance=instance, observed_at=now, engine=engine, agent=SPEAKER)
 
     def forget(self, source: object) -> None:
-        """Forget a proxy that is gone."""
-        for counts in self._counts.values():
-            counts.forget(source)
+        """Forget what a proxy had in progress: it is gone, or says it anew."""
+        for instance, in_progress in self._in_progress.pop(source, ()):
+            counts = self._counts.get(instance)
+            if counts is not None:
+                counts.in_progress -= in_progress
 
     def keep(self, instances: frozenset[InstanceId]) -> None:
         """Forget instances that left."""
         self._agents = {k: v for k, v in self._agents.items() if k in instances}
         self._counts = {k: v for k, v in self._counts.items() if k in instances}
+        self._in_progress = {
+            source: [each for each in said if each[0] in instances]
+            for source, said in self._in_progress.items()
+        }
 
     def _may_overrule(self, agent: Sample, now: float) -> bool:
         if agent.draining or agent.urgent or agent.engine.state is not EngineState.UP:

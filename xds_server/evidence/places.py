@@ -56,8 +56,10 @@ class Places:
                 place = TierPlace(model.name, tier.name, index, tier.is_static)
                 for name in (cluster_name(model.name, tier.name), entrance(model, tier)):
                     self.tiers[name] = place
-                if tier.is_static:
-                    self._static[model.name] = (tier.serves or tier.name, place)
+                name = tier.serves or tier.name
+                # An engine that is called the same would be taken for it.
+                if tier.is_static and all(each.serves != name for each in model.tiers[:index]):
+                    self._static[model.name] = (name, place)
 
     def asked_by(self, model: ModelName, entry: Entry) -> tuple[ModelName, str] | None:
         """Return the model and class of the request that an attempt at an engine of this model was made for.
