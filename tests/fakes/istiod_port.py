@@ -52,6 +52,10 @@ class IstiodPort(grpc.GenericRpcHandler):
         self.streams = 0
         self.is_broken = False
         """Send bytes that are no route configuration."""
+        self.is_chatty = False
+        """Send a response of a type that nobody asked for before each."""
+        self.ends_after: int | None = None
+        """End a stream after so many responses."""
         self._token = token
         self._debounce_s = debounce_s
         self._tables: dict[str, RouteConfiguration] = {}
@@ -81,6 +85,7 @@ class IstiodPort(grpc.GenericRpcHandler):
         push, names, free = asyncio.Event(), [""], asyncio.Event()
         self._pushes.append(push)
         self.streams += 1
+        sent = 0
 
         async def read() -> None:
             async for request in requests:
@@ -101,7 +106,12 @@ class IstiodPort(grpc.GenericRpcHandler):
                 await asyncio.sleep(self._debounce_s)
                 push.clear()
                 free.clear()
+                if self.is_chatty:
+                    yield DiscoveryResponse(type_url="type.googleapis.com/unknown", nonce="u")
                 yield self._response(names)
+                sent += 1
+                if sent == self.ends_after:
+                    return
         finally:
             self.streams -= 1
             self._pushes.remove(push)
@@ -119,11 +129,18 @@ class IstiodPort(grpc.GenericRpcHandler):
 
 
 @asynccontextmanager
-async def istiod_port(istiod: IstiodPort, *, port: int = 0) -> AsyncIterator[IstiodPort]:
-    """Serve on loopback for as long as the block lasts."""
+async def istiod_port(
+    istiod: IstiodPort, *, port: int = 0, credentials: Any = None
+) -> AsyncIterator[IstiodPort]:
+    """Serve on loopback for as long as the block lasts, with TLS where there are credentials."""
     server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
     server.add_generic_rpc_handlers([istiod])
-    istiod.port = server.add_insecure_port(f"127.0.0.1:{port}")
+    address = f"127.0.0.1:{port}"
+    istiod.port = (
+        server.add_insecure_port(address)
+        if credentials is None
+        else server.add_secure_port(address, credentials)
+    )
     await server.start()
     try:
         yield istiod

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
+
 import grpc.aio
 import pytest
 
 from tests.fakes.plans import a_plan, a_topology
 from tests.xds.wire import RawStream, serving
+from xds_server.config.load import load_file
 from xds_server.core.plan import EndpointHealth
 from xds_server.core.policy import Policy
+from xds_server.istio.cluster_names import MeshCluster
+from xds_server.istio.mesh import Mesh, mesh_of
+from xds_server.istio.mesh_clusters import aliases_of, following, mesh_cluster
 from xds_server.istio.mesh_endpoints import with_mesh_endpoints
 from xds_server.resources.builder import SnapshotBuilder
 from xds_server.resources.capability import Capability
@@ -95,6 +102,25 @@ def test_names_of_a_new_configuration_are_served_with_the_same_plan():
         "chat/primary",
         "chat/fallback",
     }
+
+
+def test_the_names_are_those_of_the_tiers_that_have_a_port():
+    config = load_file(Path(__file__).parent / "mesh.yaml")
+    mesh = mesh_of(config.istio, config.topology)
+    names = aliases_of(mesh)
+    assert names["chat/primary"] == ("outbound|8000||vllm-70b.ai.svc.cluster.local",)
+    assert set(names) == {"chat/primary", "chat/fallback", "chat/static"}
+    bare = replace(mesh.models[0].tiers[0], port=None, subset="v1")
+    assert mesh_cluster(bare) is None
+    assert mesh_cluster(replace(bare, port=80)) == MeshCluster(bare.host, 80, "v1")
+    cut = Mesh(models=(replace(mesh.models[0], tiers=(bare,)),))
+    assert aliases_of(cut) == {}
+    seen = [mesh]
+    now = following(lambda: seen[0])
+    assert now() is now()
+    assert now() == names
+    seen[0] = cut
+    assert now() == {}
 
 
 @pytest.mark.parametrize("method", ["StreamEndpoints", "DeltaEndpoints"])

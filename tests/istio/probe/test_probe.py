@@ -10,16 +10,20 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import grpc
 import pytest
+from envoy.config.route.v3.route_pb2 import RouteConfiguration
+from envoy.service.discovery.v3.discovery_pb2 import DiscoveryResponse
 
 from tests.fakes.envoy import eventually
-from tests.fakes.istiod_port import IstiodPort, istiod_port, route_table
+from tests.fakes.istiod_port import ROUTE, IstiodPort, istiod_port, route_table
 from tests.fakes.plans import a_plan
 from xds_server.config.istio_schema import ProbeSection
 from xds_server.config.load import load_file
 from xds_server.core.model import ModelName
 from xds_server.istio.mesh import mesh_of
 from xds_server.istio.probe.probe import Probe, route_names
+from xds_server.istio.probe.proto import parse
 from xds_server.istio.way import Around
 from xds_server.istio.weights import weigh
 from xds_server.observability.history import History
@@ -27,6 +31,8 @@ from xds_server.observability.metrics import Tally
 from xds_server.store.row import Row
 
 CONFIG = load_file(Path(__file__).parents[1] / "mesh.yaml")
+TLS = Path(__file__).parents[2] / "data/tls"
+CERT = TLS / "cert.pem"
 HOST = "llm.ai.svc.cluster.local"
 PRIMARY = "outbound|8000||vllm-70b.ai.svc.cluster.local"
 FALLBACK = "outbound|8000||vllm-8b.ai.svc.cluster.local"
@@ -212,6 +218,7 @@ async def test_an_istiod_that_is_not_there_is_tried_again_with_one_event():
         async with istiod_port(istiod, port=port):
             await is_true(lambda: bench.unapplied_s == 0.0)
         assert len(bench.named("mesh_unwatched")) >= 1
+        assert bench.rows[-1].name == "mesh_watched", "and it is said that all is well again"
 
 
 @pytest.mark.parametrize("broken", [True, False], ids=["bytes that are no routes", "no token"])
@@ -226,6 +233,95 @@ async def test_an_istiod_that_cannot_be_understood_or_lets_nobody_in_is_trouble(
             await is_true(lambda: bench.named("mesh_unwatched"))
     said = "something else than routes" if broken else "UNAUTHENTICATED: authentication failure"
     assert said in bench.rows[0].text
+
+
+def tls(*, client: bool = False):
+    pair = ((TLS / "key.pem").read_bytes(), (TLS / "cert.pem").read_bytes())
+    return grpc.ssl_server_credentials(
+        [pair], root_certificates=pair[1] if client else None, require_client_auth=client
+    )
+
+
+@pytest.mark.parametrize("proof", ["token", "certificate"])
+async def test_it_gets_in_over_tls_with_a_token_or_a_certificate(proof, tmp_path):
+    secret = tmp_path / "token"
+    secret.write_text("secret\n")
+    cert, key = str(TLS / "cert.pem"), str(TLS / "key.pem")
+    files = {
+        "token": {"token_file": str(secret)},
+        "certificate": {"certificate_file": cert, "key_file": key},
+    }[proof]
+    istiod = IstiodPort(token="secret" if proof == "token" else "")
+    async with istiod_port(istiod, credentials=tls(client=proof == "certificate")):
+        istiod.set(told(90, 10))
+        bench = Bench(
+            istiod=f"127.0.0.1:{istiod.port}", ca_file=cert, server_name="localhost", **files
+        )
+        async with bench.running():
+            bench.plan(900, 100, 0)
+            await is_true(lambda: bench.unapplied_s == 0.0)
+    assert bench.named("mesh_not_following") == []
+
+
+@pytest.mark.parametrize(
+    ("section", "said"),
+    [
+        pytest.param({"ca_file": "/nowhere/ca.pem"}, "/nowhere/ca.pem: No such file", id="no CA"),
+        pytest.param(
+            {"ca_file": str(CERT), "token_file": "/nowhere/token", "server_name": "localhost"},
+            "/nowhere/token: No such file",
+            id="no token",
+        ),
+        pytest.param(
+            {"ca_file": str(CERT), "server_name": "other"}, "UNAVAILABLE", id="no such name"
+        ),
+    ],
+)
+async def test_what_keeps_it_out_is_told_with_the_file_or_istiods_words(section, said):
+    async with istiod_port(IstiodPort(), credentials=tls()) as istiod:
+        bench = Bench(istiod=f"127.0.0.1:{istiod.port}", **section)
+        async with bench.running():
+            bench.plan(900, 100, 0)
+            await is_true(lambda: bench.named("mesh_unwatched"))
+    assert said in bench.rows[0].text
+
+
+async def test_an_istiod_that_ends_the_stream_politely_is_lost_too():
+    istiod = IstiodPort()
+    istiod.ends_after = 1
+    async with istiod_port(istiod):
+        istiod.set(told(90, 10))
+        bench = Bench(istiod=f"127.0.0.1:{istiod.port}")
+        async with bench.running():
+            bench.plan(900, 100, 0)
+            await is_true(lambda: bench.named("mesh_unwatched"))
+    assert "istiod ended the stream" in bench.rows[0].text
+
+
+async def test_responses_about_other_types_are_passed_over():
+    istiod = IstiodPort()
+    istiod.is_chatty = True
+    async with istiod_port(istiod):
+        istiod.set(told(90, 10))
+        bench = Bench(istiod=f"127.0.0.1:{istiod.port}")
+        async with bench.running():
+            bench.plan(900, 100, 0)
+            await is_true(lambda: bench.unapplied_s == 0.0)
+        assert bench.rows == []
+
+
+def test_routes_that_lead_to_no_cluster_are_read_as_such():
+    table = RouteConfiguration(name="8000")
+    host = table.virtual_hosts.add(domains=["a", "a:8000"])
+    host.routes.add(name="moved").redirect.path_redirect = "/"
+    host.routes.add(name="asked").route.cluster_header = "x-cluster"
+    table.virtual_hosts.add(domains=["a"]).routes.add(name="later").route.cluster = "b"
+    response = DiscoveryResponse(type_url=ROUTE, version_info="1", nonce="n")
+    response.resources.add().Pack(table)
+    routes = parse(response.SerializeToString())
+    assert routes is not None
+    assert [each.name for each in routes.configs["8000"]["a"]] == ["moved", "asked"]
+    assert all(each.clusters == () for each in routes.configs["8000"]["a:8000"])
 
 
 async def test_a_new_configuration_is_watched_without_a_restart():
@@ -245,6 +341,25 @@ async def test_a_new_configuration_is_watched_without_a_restart():
             bench.plan(0, 1000, 0)
             await is_true(lambda: bench.unapplied_s == 0.0)
             assert f"{other}:8000" in list(istiod.requests[-1].resource_names)
+
+
+async def test_a_mesh_without_models_is_not_watched_until_it_has_some_again():
+    async with istiod_port(IstiodPort()) as istiod:
+        istiod.set(told(90, 10))
+        bench = Bench(istiod=f"127.0.0.1:{istiod.port}")
+        async with bench.running():
+            bench.plan(900, 100, 0)
+            await is_true(lambda: bench.unapplied_s == 0.0)
+            assert CONFIG.istio is not None
+            bench.config = replace(CONFIG, istio=CONFIG.istio.model_copy(update={"models": []}))
+            bench.plan(900, 100, 0)
+            await is_true(lambda: bench.gauge("fleet_istio_probe_connected") == 0.0)
+            assert istiod.streams == 0
+            assert bench.unapplied_s is None
+            bench.config = CONFIG
+            bench.plan(900, 100, 0)
+            await is_true(lambda: bench.unapplied_s == 0.0)
+        assert bench.rows == []
 
 
 async def test_a_model_that_only_gateways_route_has_no_alarm():

@@ -41,7 +41,6 @@ class Probe:
         self._follows: dict[ModelName, Follow] = {}
         self._late: set[ModelName] = set()
         self._mesh = Mesh()
-        self._configs: Configs = {}
         self._names: tuple[str, ...] = ()
         self._trouble: str | None = None
         self._changed = asyncio.Event()
@@ -103,7 +102,9 @@ class Probe:
     async def _stay_connected(self) -> None:
         failures = 0
         while True:
-            if not self._names:
+            while not self._names:
+                self._blind()
+                self._changed.clear()
                 await self._changed.wait()
             self._changed.clear()
             try:
@@ -139,9 +140,13 @@ class Probe:
     def _see(self, configs: Configs) -> None:
         now = self._clock()
         if not self.is_connected:
-            self.is_connected, self._trouble = True, None
+            self.is_connected = True
             self._log.info(logs.MESH_WATCHED, istiod=self._section.istiod)
-        self._configs = configs
+            if self._trouble is not None:
+                self._trouble = None
+                self._around.history.mesh(
+                    logs.MESH_WATCHED, f"istiod {self._section.istiod} is watched again."
+                )
         for model in self._mesh.models:
             follow = self._follows.get(model.model)
             if follow is None:
@@ -150,15 +155,18 @@ class Probe:
             if took_s is not None:
                 self._around.tally.observe("fleet_istio_applied_seconds", took_s)
 
-    def _lost(self, reason: str) -> None:
+    def _blind(self) -> None:
         self.is_connected = False
         for follow in self._follows.values():
             follow.blind()
+
+    def _lost(self, reason: str) -> None:
+        self._blind()
         if reason != self._trouble:
             self._trouble = reason
             self._log.warning(logs.MESH_UNWATCHED, istiod=self._section.istiod, reason=reason)
             self._around.history.mesh(
-                "mesh_unwatched", f"istiod {self._section.istiod} cannot be watched: {reason}"
+                logs.MESH_UNWATCHED, f"istiod {self._section.istiod} cannot be watched: {reason}"
             )
 
     # What is late.
@@ -181,7 +189,7 @@ class Probe:
                 logs.MESH_NOT_FOLLOWING, model=name, since_s=round(age, 1), reason=reason
             )
             self._around.history.mesh(
-                "mesh_not_following",
+                logs.MESH_NOT_FOLLOWING,
                 f"For {age:.0f} s the mesh has not followed: {reason}.",
                 model=name,
                 wanted=[describe(each) for each in wanted.routes],
@@ -190,7 +198,7 @@ class Probe:
             self._late.discard(name)
             self._log.info(logs.MESH_FOLLOWING, model=name)
             self._around.history.mesh(
-                "mesh_following", "The mesh has what it was told again.", model=name
+                logs.MESH_FOLLOWING, "The mesh has what it was told again.", model=name
             )
 
 

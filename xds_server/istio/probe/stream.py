@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
@@ -11,13 +12,17 @@ import grpc
 import grpc.aio
 
 from xds_server.config.istio_schema import ProbeSection
-from xds_server.istio.probe.proto import METHOD, ask, node, parse
+from xds_server.istio.probe.proto import METHOD, BadMessageError, ask, node, parse
 from xds_server.istio.probe.seen import Seen
 
 KEEPALIVE_S = 30
 """istiod cuts clients that ping more often than every 15 s."""
 MAX_MESSAGE_BYTES = 64 * 2**20
 """All HTTP routes of a port come in one response: megabytes in a large mesh without a `Sidecar` resource."""
+END_S = 1.0
+"""How long the status of a stream that failed is waited for."""
+BROKEN = "Internal error from Core"
+"""What gRPC says at our end where a message met a stream that was ended already."""
 POD = "gpu-xds-probe"
 
 Configs = Mapping[str, Mapping[str, Seen]]
@@ -68,11 +73,11 @@ async def watch(
                 await call.write(ask(names, version=response.version, nonce=response.nonce))
                 known.update(response.configs)
                 yield dict(known)
-            raise ProbeError(
-                f"istiod ended the stream: {await call.details() or 'no reason given'}"
-            )
-        except (grpc.aio.AioRpcError, ValueError) as error:
-            raise ProbeError(_reason(error)) from error
+            raise ProbeError(await _end(call))
+        except grpc.aio.AioRpcError as error:
+            raise ProbeError(await _end(call)) from error
+        except BadMessageError as error:
+            raise ProbeError(str(error)) from error
         finally:
             call.cancel()
 
@@ -114,7 +119,13 @@ def _read(path: str | None) -> bytes | None:
         raise ProbeError(f"{path}: {error.strerror}") from error
 
 
-def _reason(error: Exception) -> str:
-    if isinstance(error, grpc.aio.AioRpcError):
-        return f"{error.code().name}: {error.details()}"
-    return str(error)
+async def _end(call: Any) -> str:
+    """Say how istiod ended the stream; what failed at our end by that, like an ACK, tells less."""
+    try:
+        async with asyncio.timeout(END_S):
+            code, details = await call.code(), await call.details()
+    except TimeoutError:
+        return "the stream broke"
+    if code is grpc.StatusCode.OK or details == BROKEN:
+        return "istiod ended the stream"
+    return f"{code.name}: {details}"
