@@ -35,6 +35,11 @@ PATIENCE_HEADER = "x-fleet-patience"
 EARLIER = 0.95
 """Part of the route's time after which the gate gives an attempt up."""
 
+BROKEN = ("UH", "UF", "UC", "UR", "LR", "UPE", "NC")
+"""Envoy's flags of requests that no endpoint of the tier answered: none is well, or the connection failed."""
+BAD_GATEWAY = 502
+"""What the gate says then. Envoy would say 503, which outside the gate is an engine's word for a full queue."""
+
 
 class Patience(NamedTuple):
     """The time limits of an attempt; 0 = none."""
@@ -101,18 +106,25 @@ def gate_listener(
 
 
 def _replies(tier: Tier) -> Any:
-    """Author what the gate says when the tier is over its limit, or full."""
+    """Author what the gate says when the tier is over its limit, full, or cannot answer.
+
+    Who forbids a fallback is told which of these it was.
+    """
     replies = over_limit_replies() if tier.limit.has_rate else typed.hcm.LocalReplyConfig()
-    if tier.limit.concurrency is not None:  # or who forbids a fallback could not be told
-        access = typed.accesslog
-        flags = access.ResponseFlagFilter(flags=["UO"])
+    if tier.limit.concurrency is not None:
+        full = [headers.add(headers.OVERLOADED, "true")]
         replies.mappers.append(
-            typed.hcm.ResponseMapper(
-                filter=access.AccessLogFilter(response_flag_filter=flags),
-                headers_to_add=[headers.add(headers.OVERLOADED, "true")],
-            )
+            typed.hcm.ResponseMapper(filter=_has_flag("UO"), headers_to_add=full)
         )
+    broken = typed.hcm.ResponseMapper(filter=_has_flag(*BROKEN), status_code=BAD_GATEWAY)
+    replies.mappers.append(broken)
     return replies
+
+
+def _has_flag(*names: str) -> Any:
+    access = typed.accesslog
+    flags = access.ResponseFlagFilter(flags=list(names))
+    return access.AccessLogFilter(response_flag_filter=flags)
 
 
 def _router(evidence: EvidencePolicy) -> Any:
