@@ -87,11 +87,6 @@ class Desk:
         self._tables = Tables()
         self._asked: Asked | None = None
 
-    @property
-    def is_ready(self) -> bool:
-        """Whether a plan was heard."""
-        return self._asked is not None
-
     def heard(self, topology: Topology, plan: Plan) -> None:
         """Pick by another plan from now on."""
         if self._tables.topology is not topology:
@@ -115,6 +110,8 @@ class Desk:
             request: Its head.
             raw: Its body; None = it has none, or `needs_body` says that it does not matter.
         """
+        if self._asked is None:
+            return self._refused(None, Refusal.NOT_READY, answers.NOT_READY)
         candidates = self._candidates(request)
         if not candidates:
             return self._refused(None, "no_model", answers.no_route(request.path))

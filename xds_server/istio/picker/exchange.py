@@ -29,8 +29,8 @@ class Exchange:
     """From a request's headers to the end of its response."""
 
     __slots__ = (
-        "_desk", "_endpoint", "_held", "_held_bytes", "_is_answered", "_request", "_request_over", "_response_over",
-        "_sent",
+        "_desk", "_endpoint", "_has_begun", "_held", "_held_bytes", "_is_answered", "_request",
+        "_request_over", "_response_over", "_sent",
     )  # fmt: skip
 
     def __init__(self, desk: Desk) -> None:
@@ -42,6 +42,8 @@ class Exchange:
         self._sent: Sent | None = None
         self._endpoint: str | None = None
         """Where the request is counted as under way."""
+        self._has_begun = False
+        """Headers come first, or not at all."""
         self._is_answered = False
         """The client got an answer from here: nothing else is said."""
         self._request_over = False
@@ -75,6 +77,9 @@ class Exchange:
     # The request.
 
     def _request_headers(self, message: Headers) -> list[bytes]:
+        if self._has_begun:
+            return []
+        self._has_begun = True
         mode = _request_mode(message)
         fields = message.fields
         request = Request(
@@ -96,6 +101,7 @@ class Exchange:
             return self._response_chunk(message)
         if self._request_over:
             return []
+        self._has_begun = True
         self._request_over = message.is_last
         if self._request is None:
             return list(proto.chunks(message.data, is_request=True, is_last=message.is_last))
