@@ -150,6 +150,13 @@ def test_an_open_config_source_is_doubted(listen, is_doubted):
     assert ("istio.config_source.listen" in found) == is_doubted
 
 
+def test_two_ways_that_write_for_the_same_hosts_are_doubted():
+    raw = changed("config_source", {})
+    assert "istio" not in doubts(raw)
+    raw["istio"]["kubernetes"] = {}
+    assert "the mesh obeys the older one" in doubts(raw)["istio"]
+
+
 @pytest.mark.parametrize(
     ("model", "name"),
     [

@@ -12,6 +12,7 @@ import yaml
 from xds_server.commands.admin_client import BAD_USAGE
 from xds_server.commands.asking import fail
 from xds_server.commands.istio_apply import apply
+from xds_server.commands.istio_mesh_config import mesh_config
 from xds_server.config.load import Config, load_file
 from xds_server.config.problems import ConfigError, show
 from xds_server.istio.cluster_names import MeshCluster
@@ -29,6 +30,7 @@ def _group() -> None:
 
 
 istio.command()(apply)
+istio.command("mesh-config")(mesh_config)
 
 
 @istio.command()

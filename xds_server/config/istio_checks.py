@@ -81,6 +81,14 @@ def doubts(raw: dict[str, Any]) -> Iterator[Problem]:
                 "certificate_file, or an address that only istiod reaches: it names no identity"
             )
             yield Problem.of("istio.config_source.listen", listen, expected)
+    both = [name for name in ("config_source", "kubernetes") if _is_there(raw, name)]
+    if len(both) > 1:
+        expected = "one of them: of two VirtualServices for a host the mesh obeys the older one, and both ways make one"
+        yield Problem.of("istio", both, expected)
+
+
+def _is_there(raw: dict[str, Any], way: str) -> bool:
+    return isinstance(_section(raw, "istio").get(way), dict)
 
 
 def _check_tiers(path: str, written: Any, known: dict[str, dict[str, Any]]) -> Iterator[Problem]:

@@ -166,7 +166,7 @@ async def test_an_object_that_istiod_would_refuse_stays_as_it_was_and_is_named(m
     async with running_rig() as rig, started_istiod(rig.target) as istiod:
         key = next(iter(rig.source.server.catalog.objects))
         with monkeypatch.context() as patch, capture_logs() as lines:
-            patch.setattr(module, "judge", lambda _: [Refusal(key, "weights add up to 0")])
+            patch.setattr(module, "judge", lambda *_: [Refusal(key, "weights add up to 0")])
             rig.force("fallback")
             await until(lambda: rig.named("mesh_object_refused"), "the refusal")
             assert istiod.weights(HOST) == {PRIMARY: 100}

@@ -7,9 +7,10 @@ back here, with the name of the object and what mends it. The rules mirror Istio
 
 from __future__ import annotations
 
+import functools
 import ipaddress
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,10 +35,17 @@ class Refusal:
     """What is wrong, and what mends it."""
 
 
-def judge(drafts: Iterable[Draft]) -> list[Refusal]:
-    """Return what istiod would refuse, misread or delete, alone or next to the others."""
+def judge(drafts: Iterable[Draft], good: Collection[Key] = ()) -> list[Refusal]:
+    """Return what istiod would refuse, misread or delete, alone or next to the others.
+
+    Args:
+        drafts: All objects.
+        good: Those that are as they were when they were last judged: only their company may have changed.
+    """
     listed = list(drafts)
-    refusals = [Refusal(each.key, text) for each in listed for text in _faults(each)]
+    refusals = [
+        Refusal(each.key, text) for each in listed if each.key not in good for text in _faults(each)
+    ]
     return [*refusals, *_clashes(listed), *_lost_subsets(listed)]
 
 
@@ -109,7 +117,9 @@ def _destination_rule(message: Any) -> Iterator[str]:
             yield f"subset {subset.name!r}: expected a DNS label"
         if not subset.labels:
             yield f"subset {subset.name!r} has no labels: it would be all of the host"
-        yield from _labels(f"subset {subset.name}", subset.labels)
+        for name, value in subset.labels.items():
+            if not _is_label(name, value):
+                yield _bad_label(f"subset {subset.name}", name, value)
     ejection = message.traffic_policy.outlier_detection
     if not 0 <= ejection.max_ejection_percent <= 100:
         yield f"max_ejection_percent {ejection.max_ejection_percent}: expected 0-100"
@@ -127,17 +137,28 @@ def _service_entry(message: Any) -> Iterator[str]:
             yield f"port {number}: expected 1-65535"
     seen: set[tuple[str, int]] = set()
     for each in message.endpoints:
-        try:
-            ipaddress.ip_address(each.address)
-        except ValueError:
-            yield f"endpoint {each.address!r}: expected an IP address, because resolution is STATIC"
+        address = each.address
+        if not _is_ip(address):
+            yield f"endpoint {address!r}: expected an IP address, because resolution is STATIC"
         if not 1 <= each.weight <= WEIGHT_MOST:
-            yield f"endpoint {each.address}: weight 0 would become 1: expected at least 1, or no such endpoint"
-        for port in each.ports.values():
-            if (each.address, port) in seen:
-                yield f"endpoint {each.address}:{port} is there twice: an instance is in one tier of a host"
-        seen.update((each.address, port) for port in each.ports.values())
-        yield from _labels(f"endpoint {each.address}", each.labels)
+            yield f"endpoint {address}: weight 0 would become 1: expected at least 1, or no such endpoint"
+        # By key: views of a map are slow, and there may be thousands of endpoints.
+        places = {(address, each.ports[name]) for name in each.ports}
+        for place in sorted(places & seen):
+            yield f"endpoint {address}:{place[1]} is there twice: an instance is in one tier of a host"
+        seen |= places
+        for name in each.labels:
+            if not _is_label(name, each.labels[name]):
+                yield _bad_label(f"endpoint {address}", name, each.labels[name])
+
+
+@functools.lru_cache(maxsize=65536)
+def _is_ip(address: str) -> bool:
+    try:
+        ipaddress.ip_address(address)
+    except ValueError:
+        return False
+    return True
 
 
 def _hosts(hosts: Iterable[str]) -> Iterator[str]:
@@ -146,10 +167,13 @@ def _hosts(hosts: Iterable[str]) -> Iterator[str]:
             yield f"host {host!r}: expected a full host name, like llm.ai.svc.cluster.local"
 
 
-def _labels(where: str, labels: Mapping[str, str]) -> Iterator[str]:
-    for name, value in labels.items():
-        if not re.match(LABEL_NAME_PATTERN, name) or not re.match(LABEL_VALUE_PATTERN, value):
-            yield f"{where}: label {name}={value!r}: expected what Kubernetes takes as a label"
+@functools.lru_cache(maxsize=4096)
+def _is_label(name: str, value: str) -> bool:
+    return bool(re.match(LABEL_NAME_PATTERN, name) and re.match(LABEL_VALUE_PATTERN, value))
+
+
+def _bad_label(where: str, name: str, value: str) -> str:
+    return f"{where}: label {name}={value!r}: expected what Kubernetes takes as a label"
 
 
 def _clashes(drafts: list[Draft]) -> Iterator[Refusal]:

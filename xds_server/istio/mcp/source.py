@@ -182,16 +182,18 @@ class ConfigSource:
             topology=heard.topology,
             policy=heard.policy,
         )
-        refused: dict[Key, str] = {}
-        for each in judge(made):
-            refused.setdefault(each.key, each.text)
-        self._say_refused(refused)
         published = self.server.catalog
         last: dict[Key, MeshObject] = {} if published is None else dict(published.objects)
-        objects = {
-            each.key: finished(each, self._labels) for each in made if each.key not in refused
-        }
-        objects.update({key: last[key] for key in refused if key in last})
+        objects = {each.key: finished(each, self._labels) for each in made}
+        good = {key for key, each in objects.items() if key in last and last[key].body == each.body}
+        refused: dict[Key, str] = {}
+        for each in judge(made, good):
+            refused.setdefault(each.key, each.text)
+        self._say_refused(refused)
+        for key in refused:
+            del objects[key]
+            if key in last:
+                objects[key] = last[key]
         return Catalog.of(objects.values())
 
     def _say_refused(self, refused: dict[Key, str]) -> None:

@@ -1,0 +1,77 @@
+"""`xds-server istio mesh-config`: what it prints, and what it says of a mesh."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from tests.fakes.xds_process import ROOT
+from tests.istio.mcp.rig import TEXT
+from xds_server.cli import app
+
+
+@pytest.fixture
+def config(tmp_path) -> Path:
+    path = tmp_path / "config.yaml"
+    path.write_text(TEXT + "  config_source: {}\n")
+    return path
+
+
+def ask(config: Path, *arguments: str):
+    return CliRunner().invoke(app, ["istio", "mesh-config", str(config), *arguments])
+
+
+def test_the_part_of_the_mesh_config_is_printed(config):
+    done = ask(config, "--address", "fleet-xds.istio-system.svc:18010")
+    assert done.exit_code == 0, done.output
+    assert yaml.safe_load(done.stdout) == {
+        "configSources": [
+            {"address": "k8s://"},
+            {"address": "xds://fleet-xds.istio-system.svc:18010"},
+        ]
+    }
+    assert "xds://127.0.0.1:18010" in ask(config).stdout
+
+
+def test_with_an_authority_it_has_the_certificates_themselves(config):
+    done = ask(config, "--ca", str(ROOT / "tests/data/tls/cert.pem"))
+    (_, ours) = yaml.safe_load(done.stdout)["configSources"]
+    assert ours["tlsSettings"]["mode"] == "SIMPLE"
+    assert ours["tlsSettings"]["caCertificates"].startswith("-----BEGIN CERTIFICATE-----")
+
+
+def test_what_it_prints_is_what_it_takes(config, tmp_path):
+    mesh = tmp_path / "mesh.yaml"
+    mesh.write_text(ask(config).stdout)
+    done = ask(config, "--check", str(mesh))
+    assert (done.exit_code, done.stdout) == (0, f"{mesh}: istiod asks us\n")
+
+
+def test_what_is_wrong_is_named_with_its_place_and_the_fix(config, tmp_path):
+    mesh = tmp_path / "mesh.yaml"
+    mesh.write_text("configSources: [{address: 'xds://a:1', tlsSettings: {mode: MUTUAL}}]")
+    done = ask(config, "--check", str(mesh))
+    assert done.exit_code == 1
+    assert "2 to mend" in done.stderr
+    assert 'configSources[0].tlsSettings.mode: "MUTUAL": expected SIMPLE' in done.stderr
+    assert "k8s:// too" in done.stderr
+
+
+@pytest.mark.parametrize("what", ["no-section", "bad-config", "no-file", "no-mesh"])
+def test_bad_arguments_end_with_2(config, tmp_path, what):
+    arguments: list[str] = []
+    if what == "no-section":
+        config.write_text(TEXT)
+    elif what == "bad-config":
+        config.write_text("modles: []")
+    elif what == "no-file":
+        arguments = ["--check", str(tmp_path / "none")]
+    else:
+        arguments = ["--check", str(tmp_path / "list")]
+        (tmp_path / "list").write_text("- a")
+    done = ask(config, *arguments)
+    assert done.exit_code == 2
+    assert done.stderr.startswith("xds-server: ")
