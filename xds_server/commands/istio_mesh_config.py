@@ -36,7 +36,7 @@ def mesh_config(
         ),
     ] = None,
 ) -> None:
-    """Print the part of the mesh's configuration that makes istiod ask us; with --check say what is wrong in one.
+    """Print the part of a mesh's configuration that makes istiod ask us, or check one.
 
     istiod reads it when it starts, and does not start while we are not there.
     """
