@@ -122,6 +122,7 @@ class App:
         self.divider = LimitDivider(
             cache=self.cache,
             proxies=self.xds.proxies,
+            shared=self.xds.shared,
             policy=lambda: self.loop.fleet.policy.admission,
             clock=clock,
             demand=lambda: self.evidence.demand.rates(clock()),

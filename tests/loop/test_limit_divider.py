@@ -6,6 +6,7 @@ import asyncio
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from tests.fakes.waiting import PATIENCE_S
 from xds_server.core.model import Topology
@@ -137,3 +138,27 @@ def test_without_a_state_file_there_are_no_parts(tmp_path: Path):
     keeper = StateKeeper(StateFile(tmp_path), Registry(Topology(models=())), Tally(), lambda: 0.0)
     keeper.read()
     assert keeper.read_parts() == {}
+
+
+def test_an_id_that_several_proxies_share_for_long_is_told_once():
+    shared = {}
+    bench = Bench(shared=lambda: shared)
+    bench.there = {"a", "b"}
+
+    def told(after_s):
+        with capture_logs() as logged:
+            bench.step(after_s)
+        warned = [each for each in logged if each["event"] == "proxy_id_shared"]
+        return [(each["proxy"], each["proxies"]) for each in warned]
+
+    assert told(0.0) == []
+    shared["a"] = 2
+    assert told(5.0) == told(50.0) == [], "the stream before it may be half-open still"
+    assert told(15.0) == [("a", 2)]
+    shared["a"] = 3
+    assert told(5.0) == []
+    shared.clear()
+    assert told(5.0) == []
+    shared["a"] = 2
+    assert told(5.0) == []
+    assert told(60.0) == [("a", 2)]

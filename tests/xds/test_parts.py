@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from grpc import aio
 
+from tests.fakes.envoy import eventually
 from tests.xds.wire import RawStream, serving
 from xds_server.resources.capability import Capability
 from xds_server.resources.snapshot import (
@@ -109,6 +110,31 @@ async def test_a_new_division_is_pushed_alone(method: str) -> None:
         assert b"part 1" in second.SerializeToString()
         await stream.nothing()
     assert comings[0] == {"proxy-1"}
+
+
+async def test_two_proxies_with_one_id_are_counted_until_one_of_them_goes() -> None:
+    cache = SnapshotCache()
+    cache.publish(GROUP, world())
+    cache.divide({"proxy-1": 1.0})
+    async with (
+        serving(cache) as (xds, port),
+        aio.insecure_channel(f"127.0.0.1:{port}") as channel,
+        RawStream(channel) as one,
+    ):
+        await one.ask(EXTENSION_CONFIG, ["limits"])
+        await one.response()
+        assert xds.shared() == {}
+        async with RawStream(channel) as other:
+            await other.ask(EXTENSION_CONFIG, ["limits"])
+            await other.response()
+            assert xds.shared() == {"proxy-1": 2}
+            assert xds.proxies() == {"proxy-1"}
+
+        async def alone() -> bool:
+            return xds.shared() == {}
+
+        await eventually(alone, what="one of them is gone")
+        assert xds.proxies() == {"proxy-1"}
 
 
 async def test_a_refused_part_is_kept_out_and_the_last_good_one_stays() -> None:

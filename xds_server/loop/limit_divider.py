@@ -15,6 +15,8 @@ from xds_server.xds.cache import SnapshotCache
 
 LOOK_S = 5.0
 """How often it is looked at what each proxy is asked for."""
+SHARED_S = 60.0
+"""A proxy that comes again has two streams until the old one is given up; longer than this, they are two proxies."""
 GAP_S = 0.05
 """Proxies that come within this time are one change: thousands may come at once."""
 
@@ -32,6 +34,7 @@ class LimitDivider:
         demand: Callable[[], Mapping[str, float]] = dict,
         adopted: Mapping[str, float] | None = None,
         divided: Callable[[], None] = lambda: None,
+        shared: Callable[[], Mapping[str, int]] = dict,
     ) -> None:
         """Prepare.
 
@@ -43,6 +46,7 @@ class LimitDivider:
             demand: Requests/s by node id, of those it is known of.
             adopted: Parts by node id that proxies may still have from an earlier run.
             divided: Called after every change of a part.
+            shared: Node ids by which more than one proxy goes, and how many: each of them admits the whole part.
         """
         self.changed = asyncio.Event()
         """Set it when a proxy came or went."""
@@ -54,6 +58,9 @@ class LimitDivider:
         self._shares = Shares(policy())
         self._log = logs.get("limits")
         self._divided = divided
+        self._shared = shared
+        self._shared_since: dict[str, float] = {}
+        self._told: set[str] = set()
         self._shares.adopt(adopted or {}, clock())
         cache.divide(self._shares.parts)
         cache.subscribe(self._published)
@@ -86,7 +93,19 @@ class LimitDivider:
         if not self._cache.has_limits:
             return
         self._shares.policy = self._policy()
+        self._look_for_shared_ids(self._clock())
         if self._shares.update(self._proxies(), self._demand(), self._clock()):
             self._cache.divide(self._shares.parts)
             self._divided()
             self._log.debug(logs.LIMITS_DIVIDED, proxies=len(self._shares.parts))
+
+    def _look_for_shared_ids(self, now: float) -> None:
+        shared = self._shared()
+        since = self._shared_since
+        self._shared_since = {name: since.get(name, now) for name in shared}
+        self._told &= shared.keys()
+        for name, proxies in shared.items():
+            if name not in self._told and now - self._shared_since[name] >= SHARED_S:
+                self._told.add(name)
+                note = "each admits the whole part of the limits: give every proxy a node.id of its own"
+                self._log.warning(logs.PROXY_ID_SHARED, proxy=name, proxies=proxies, note=note)

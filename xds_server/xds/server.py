@@ -173,6 +173,10 @@ class XdsServer:
             if stream.proxy is not None and stream.keeps_limits
         }
 
+    def shared(self) -> dict[str, int]:
+        """Return the node ids by which several streams that keep limits go now, and how many of them."""
+        return {name: streams for name, streams in self._keepers.items() if streams > 1}
+
     def _join(self, stream: Stream) -> Snapshot | None:
         assert stream.proxy is not None
         self._groups[stream.proxy.capability][stream] = None
