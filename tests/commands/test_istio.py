@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 from pathlib import Path
 
 import pytest
@@ -110,3 +112,14 @@ def test_a_configuration_without_a_mesh_or_with_problems_is_refused(tmp_path):
     done = ask(config=config)
     assert (done.exit_code, done.stdout) == (2, "")
     assert "models" in done.stderr
+
+
+def test_the_command_of_the_page_can_be_typed_as_it_stands(tmp_path):
+    page = (MESH.parents[2] / "docs/istio/envoyfilter.md").read_text()
+    (line,) = re.findall(r"^xds-server (istio envoyfilter .*?) \| kubectl", page, re.MULTILINE)
+    arguments = [str(MESH) if each == "fleet.yaml" else each for each in shlex.split(line)]
+    done = CliRunner().invoke(app, arguments)
+    assert done.exit_code == 0, done.output
+    assert yaml.safe_load(done.stdout)["spec"]["workloadSelector"] == {
+        "labels": {"app": "llm-client"}
+    }

@@ -30,7 +30,16 @@ from xds_server.resources.clusters import (
 FETCH_TIMEOUT_S = 3
 """How long a sidecar waits for our endpoints before it goes on with istiod's. istiod's own 0 would be for ever, and
 would stay in force if it were not written (istiod merges)."""
+AGAIN_MOST_S = 5
+"""Longest pause before we are tried again; Envoy's own would be 30 s, gRPC's 2 minutes."""
 STAT_PREFIX = "fleet_xds"
+CHANNEL = {
+    "grpc.initial_reconnect_backoff_ms": 250,
+    "grpc.max_reconnect_backoff_ms": AGAIN_MOST_S * 1000,
+    "grpc.keepalive_time_ms": 30_000,
+    "grpc.keepalive_timeout_ms": 10_000,
+}
+"""Who vanished without a word is noticed within 40 s."""
 _TYPE = "type.googleapis.com/"
 _HTTP_OPTIONS = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions"
 _AGGREGATE = "envoy.extensions.clusters.aggregate.v3.ClusterConfig"
@@ -100,7 +109,11 @@ def fleet_cluster(
     mesh_tls: bool = False,
 ) -> dict[str, Any]:
     """Return the cluster whose endpoints we serve, as JSON."""
-    google: dict[str, Any] = {"target_uri": target, "stat_prefix": STAT_PREFIX}
+    google: dict[str, Any] = {
+        "target_uri": target,
+        "stat_prefix": STAT_PREFIX,
+        "channel_args": {"args": {name: {"int_value": each} for name, each in CHANNEL.items()}},
+    }
     if tls_ca_file is not None:
         root = {"root_certs": {"filename": tls_ca_file}}
         google["channel_credentials"] = {"ssl_credentials": root}
@@ -118,7 +131,17 @@ def fleet_cluster(
                     "transport_api_version": "V3",
                     "set_node_on_first_message_only": True,
                     # The one kind of service that needs no cluster of the bootstrap.
-                    "grpc_services": [{"google_grpc": google}],
+                    "grpc_services": [
+                        {
+                            "google_grpc": google,
+                            "retry_policy": {
+                                "retry_back_off": {
+                                    "base_interval": "0.25s",
+                                    "max_interval": f"{AGAIN_MOST_S}s",
+                                }
+                            },
+                        }
+                    ],
                 },
             },
         },
