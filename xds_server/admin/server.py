@@ -1,7 +1,8 @@
 """The admin HTTP server: health, metrics, what was decided and why, drains.
 
-It only shows and forwards: everything comes through the `Inside` that it is given. Who may look and order
-decides `xds_server.admin.access`; orders from web pages of other sites are refused whoever asks. Large pages are written in a thread, so that looking does not delay deciding.
+It only shows and forwards: everything comes through the `Inside` that it is given. `xds_server.admin.access`
+decides who may look and who may order; orders from web pages of other sites are refused, whoever asks. Large
+pages are written in a thread, so that looking does not delay deciding.
 """
 
 from __future__ import annotations

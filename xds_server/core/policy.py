@@ -150,9 +150,9 @@ class WeightPolicy:
     """Weights are published when one moves by more than this, or a ceiling changes."""
     settle_s: float = 0.5
     """A sample that cannot move a weight that far by itself (its pressure moved by at most half of
-    `publish_change_ratio`, and nothing else) is decided upon within this time, together with the others
-    of its model, unless a tier is pressed or spills. Far below the seconds over which demand is smoothed, and ten times cheaper than a
-    decision per sample; 0 decides at once."""
+    `publish_change_ratio`, and nothing else changed) is decided upon within this time, together with the
+    others of its model, unless a tier is pressed or spills. That is far below the seconds over which demand
+    is smoothed, and ten times cheaper than a decision per sample; 0 decides at once."""
     trickle_ratio: float = 0.01
     """Load alone never takes an instance below this share of its capacity weight."""
     waiting_scale_ratio: float = 0.25

@@ -1,3 +1,6 @@
-"""The control loop and what keeps it going: what arrived, when to think, other topologies, the state on disk, shares of limits."""
+"""The control loop and what keeps it going.
+
+What arrived, when to think, other topologies, the state on disk, and shares of limits.
+"""
 
 from __future__ import annotations

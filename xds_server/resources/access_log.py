@@ -66,8 +66,8 @@ def attempt_log(policy: EvidencePolicy) -> list[Any]:
 def every_attempt_log(policy: EvidencePolicy) -> list[Any]:
     """Return the log of all attempts, for the router of a gate.
 
-    The request's own entry cannot say which endpoint its last attempt reached there, and the gate's route not which class
-    the request is of.
+    The request's own entry cannot say which endpoint its last attempt reached there, and the gate's route cannot
+    say which class the request is of.
     """
     return [_log(policy, tells=[CLASS_HEADER])] if policy.access_log else []
 

@@ -31,8 +31,8 @@ KEEP_ALIVE_S = 4.0
 """Idle connections are closed before the engine does so, after 5 s in uvicorn (vLLM, SGLang) and
 cpp-httplib (llama.cpp): a request sent into a connection that is just closing looks like a failure."""
 INTERNAL_S = 1.0
-"""How long a proxy's connection to an internal listener of its own takes new requests. Each connection keeps the listener
-that it was opened with: without an end, a changed answer, time or limit would come into force minutes later."""
+"""How long a proxy's connection to an internal listener of its own takes new requests. Each connection keeps the
+listener that it was opened with: without an end, a changed answer, time or limit would come into force minutes later."""
 INITIAL_FETCH_TIMEOUT_S = 5.0
 """How long a cluster may wait for its endpoints before it goes live without (Envoy's default: 15)."""
 UNBOUNDED = 1_000_000
@@ -352,8 +352,8 @@ def _chain_breakers() -> Any:
     """Bound how many of a chain's requests are retried at once.
 
     A chain repeats a member only for a class that asks for it, so a retry is another tier's first attempt and
-    amplifies nothing;
-    the budget only has to keep a storm finite. Envoy counts requests at the member and retries at the chain.
+    amplifies nothing; the budget only has to keep a storm finite. Envoy counts requests at the member and
+    retries at the chain.
     """
     budget = typed.cluster.CircuitBreakersThresholdsRetryBudget(
         budget_percent=typed.type.Percent(value=100), min_retry_concurrency=RETRY_CONCURRENCY

@@ -1,10 +1,11 @@
 """The response headers that tell a client who answered, and why not the model it asked for.
 
 Every endpoint carries metadata: `model` (what serves), `downgraded` below the first tier, `final` where the
-answer is not to be retried, and one key per tier above its own (`below_0`, `below_1`, ...). A chain copies them into headers by a filter on the chain itself
-(Envoy runs no filter of a chain's members); the chain that starts at tier k reads `below_k`, which only
-endpoints further down have: so Envoy's own fail-over is named whatever caused it, a retry, an ejection or an
-empty tier. Where the control plane chose a lower tier, the route adds its reason if none is there yet.
+answer is not to be retried, and one key per tier above its own (`below_0`, `below_1`, ...). A chain copies them
+into headers by a filter on the chain itself (Envoy runs no filter of a chain's members). The chain that starts at
+tier k reads `below_k`, which only endpoints further down have: so Envoy's own fail-over is named whatever caused
+it, a retry, an ejection or an empty tier. Where the control plane chose a lower tier, the route adds its reason if
+none is there yet.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ def tier_metadata(
         model: what serves.
         instance: which one, where there are several.
         final: whatever the endpoint answers, it is not retried.
-        rewrite: what becomes of bodies on their way to it, see `resources.rewrite`.
+        rewrite: what becomes of bodies on their way to it, see `resources.bodies.rewrite`.
     """
     facts = {f"below_{above}": FAILOVER for above in range(index)}
     if index:

@@ -28,8 +28,9 @@ METRICS = "named_metrics.*"
 def collect(cluster: Cluster) -> None:
     """Let proxies pass on what the engines behind a chain or in a tier report.
 
-    Envoy asks the cluster that the route names (seen on 1.40): that is the chain, and the tier's own in the route of a
-    gate or of a request that forbids a fallback. A member of a chain is never asked. What is reported still says which member and endpoint it is of.
+    Envoy asks the cluster that the route names (seen on 1.40): the chain, or the tier's own in the route of a gate
+    or of a request that forbids a fallback. A member of a chain is never asked. What is reported still says which
+    member and endpoint it is of.
     """
     cluster.lrs_report_endpoint_metrics.append(METRICS)
 

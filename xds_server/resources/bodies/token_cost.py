@@ -3,15 +3,15 @@
     cost = prompts x max(n, best_of) x the largest limit told, or the default where none is
            + bytes of the body x tokens per byte
 
-Limits are `max_tokens`, `max_completion_tokens`, `max_output_tokens` (Responses) and `n_predict` (llama.cpp, which believes
-it more than the others). `prompt` of a text completion can be a list of prompts, each of which is answered.
+Limits are `max_tokens`, `max_completion_tokens`, `max_output_tokens` (Responses) and `n_predict` (llama.cpp,
+where it wins over the others). `prompt` of a text completion can be a list of prompts, each of which is answered.
 
-Counted where the body is read (`request_facts`): an expression of Envoy's (CEL) costs as much again each time a limit
-asks, and the limits of a model, a tenant and a tier each ask. A limit that can be talked out of is none, so what cannot be
-counted is refused before it is routed: a body that is no JSON object, and numbers that are negative, text, or beyond any
-engine. The content type is not believed, a chunked body is counted like any other, and of a key written twice
-the last counts, as for engines. All of it was seen on Envoy 1.40; `tests/integration/test_admission_bodies.py`
-keeps it true.
+It is counted where the body is read (`request_facts`): an expression of Envoy's (CEL) costs as much again each
+time a limit asks, and the limits of a model, a tenant and a tier each ask. A limit that can be talked out of is
+none, so what cannot be counted is refused before it is routed: a body that is no JSON object, and numbers that
+are negative, text, or beyond any engine. The content type is not believed, a chunked body is counted like any
+other, and of a key written twice the last counts, as it does in engines. All of it was seen on Envoy 1.40;
+`tests/integration/test_admission_bodies.py` keeps it true.
 """
 
 from __future__ import annotations

@@ -48,7 +48,8 @@ LIMITS = "limits"
 LIMITED = "local_rate_limited"
 """Envoy's `response_code_details` of what a limiter refuses."""
 TOKENS_HEADER = "x-estimated-tokens"
-"""Carries the cost of a request to the tiers' limiters, and to engines, which may ignore it."""
+"""Carries the cost of a request to the tiers' limiters. A gate takes it off; engines of a tier without a limit get
+it, and may ignore it."""
 BUCKETS_MAX = 100_000
 """Tenants that are not listed and have a bucket at a proxy at the same time; of more, the one that was quiet the
 longest starts anew. Envoy's default of 20 would let 21 tenants have no limit."""

@@ -1,7 +1,7 @@
 """The token buckets that a configuration asks for, as plain values.
 
 A rule is one bucket: what a request must be for it to count there, and how much the whole fleet of proxies may
-let through. `resources.admission` turns the rules into Envoy's limiters.
+let through. `resources.limits.admission` turns the rules into Envoy's limiters.
 """
 
 from __future__ import annotations

@@ -241,9 +241,8 @@ def _retry_policy(patience: _Patience, capability: Capability) -> Any:
         policy.host_selection_retry_max_attempts = HOST_TRIES
     if patience.silence_s is not None:
         policy.per_try_idle_timeout = duration(patience.silence_s)
-    if (
-        capability is Capability.AGGREGATE
-    ):  # it would choose by health only, so a retry the same tier
+    if capability is Capability.AGGREGATE:
+        # It chooses by health alone, so a retry would meet the same tier.
         config = typed.previous_priorities.PreviousPrioritiesConfig(update_frequency=1)
         policy.retry_priority = r.RetryPolicyRetryPriority(
             name="envoy.retry_priorities.previous_priorities", typed_config=pack(config)
