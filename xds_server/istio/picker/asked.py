@@ -11,6 +11,8 @@ from xds_server.core.model import ClassName, Model, ModelName, RequestClass, Top
 from xds_server.resources.bodies.path_kind import ENDINGS
 from xds_server.resources.routing.model_routing import in_order
 
+_MOST_KNOWN, _LONGEST_KNOWN = 1024, 256
+
 
 class Asked:
     """Finds the models of requests of one topology."""
@@ -25,6 +27,8 @@ class Asked:
         self._by_domain = {name: in_order(each) for name, each in self._by_domain.items()}
         wild = (each for each in self._by_domain if "*" in each and each != "*")
         self._wild = sorted(wild, key=_wildness)
+        self._known: dict[tuple[str, str], tuple[Model, ...]] = {}
+        """What was asked for before: a few hosts and paths, again and again."""
         self._classes = tuple(sorted(topology.classes, key=lambda each: each.is_rest))
 
     def candidates(self, *, authority: str, path: str) -> tuple[Model, ...]:
@@ -32,6 +36,17 @@ class Asked:
 
         A model that takes whatever the body says ends the list.
         """
+        key = authority, path
+        known = self._known.get(key)
+        if known is None:
+            known = self._look_up(authority, path)
+            if len(authority) + len(path) <= _LONGEST_KNOWN:
+                if len(self._known) >= _MOST_KNOWN:
+                    self._known.clear()
+                self._known[key] = known
+        return known
+
+    def _look_up(self, authority: str, path: str) -> tuple[Model, ...]:
         found = []
         for model in self._by_domain.get(self._domain(authority), ()):
             if path.startswith(model.prefix):

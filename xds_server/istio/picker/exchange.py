@@ -104,7 +104,7 @@ class Exchange:
         self._has_begun = True
         self._request_over = message.is_last
         if self._request is None:
-            return list(proto.chunks(message.data, is_request=True, is_last=message.is_last))
+            return proto.chunks(message.data, is_request=True, is_last=message.is_last)
         self._held.append(message.data)
         self._held_bytes += len(message.data)
         if self._held_bytes > self._desk.options.max_body_bytes:
@@ -168,7 +168,7 @@ class Exchange:
             extra[CONFORMANCE_SERVED] = (
                 message.served or "fail: missing destination endpoint served metadata"
             )
-        return [proto.response_continues(extra)]
+        return [proto.response_continues(tuple(extra.items()))]
 
     def _landed(self, sent: Sent, served: str | None) -> None:
         """Count the request where it is now, and whether the gateway did what it was told."""
@@ -187,7 +187,7 @@ class Exchange:
         if message.is_last:
             self._response_over = True
             self.close()
-        return list(proto.chunks(message.data, is_request=False, is_last=message.is_last))
+        return proto.chunks(message.data, is_request=False, is_last=message.is_last)
 
 
 def _request_mode(message: Headers) -> BodyMode:

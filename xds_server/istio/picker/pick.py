@@ -138,6 +138,9 @@ class Picker:
 
     def _candidates(self, tier: TierTable) -> Iterator[int]:
         index = 0
+        if len(tier.endpoints) == 2:
+            yield from (0, 1)  # there is no choice
+            return
         for _ in range(DRAWS):
             index = self._draw(tier)
             yield index

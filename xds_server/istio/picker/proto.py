@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
+from functools import lru_cache
 from typing import Any
 
 from envoy.extensions.filters.http.ext_proc.v3 import processing_mode_pb2
@@ -22,6 +23,7 @@ SUBSET = "x-gateway-destination-endpoint-subset"
 LB = "envoy.lb"
 SUBSET_HINT = "envoy.lb.subset_hint"
 
+_NONE: Mapping[str, str] = {}
 _OVERWRITE = 2  # HeaderAppendAction.OVERWRITE_IF_EXISTS_OR_ADD
 
 
@@ -46,7 +48,7 @@ class Headers:
 
     is_request: bool
     fields: Mapping[str, str]
-    """Names in lower case; of a header that comes twice the first one."""
+    """Of a request: names in lower case; of a header that comes twice the first one."""
     is_last: bool
     """Neither body nor trailers follow."""
     subset: frozenset[str] | None = None
@@ -109,7 +111,7 @@ def parse(raw: bytes) -> Message:
         part = message.response_headers
         return Headers(
             is_request=False,
-            fields=_fields(part.headers.headers),
+            fields=_NONE,  # nobody asks for those of a response
             is_last=part.end_of_stream,
             served=_served(message.metadata_context.filter_metadata),
         )
@@ -172,6 +174,7 @@ def _served(metadata: Any) -> str | None:
 # What is answered.
 
 
+@lru_cache(maxsize=4096)
 def request_continues(destination: str) -> bytes:
     """Return the answer to a request's headers: where it goes, as header and as metadata."""
     message = wire.ProcessingResponse()
@@ -181,25 +184,33 @@ def request_continues(destination: str) -> bytes:
     return _bytes(message)
 
 
-def response_continues(headers: Mapping[str, str]) -> bytes:
+@lru_cache(maxsize=1024)
+def response_continues(headers: tuple[tuple[str, str], ...]) -> bytes:
     """Return the answer to a response's headers."""
     if not headers:
         return _RESPONSE_HEADERS
     message = wire.ProcessingResponse()
-    _set(message.response_headers.response.header_mutation, headers)
+    _set(message.response_headers.response.header_mutation, dict(headers))
     return _bytes(message)
 
 
-def chunks(data: bytes, *, is_request: bool, is_last: bool) -> Iterator[bytes]:
-    """Yield the answers that pass a body on, in pieces that Envoy takes. Nothing but an end is one piece."""
-    for start in range(0, max(1, len(data)), CHUNK_BYTES):
-        end = start + CHUNK_BYTES
-        message = wire.ProcessingResponse()
-        part = message.request_body if is_request else message.response_body
-        piece = part.response.body_mutation.streamed_response
-        piece.body = data[start:end]
-        piece.end_of_stream = is_last and end >= len(data)
-        yield _bytes(message)
+def chunks(data: bytes, *, is_request: bool, is_last: bool) -> list[bytes]:
+    """Return the answers that pass a body on, in pieces that Envoy takes. Nothing but an end is one piece."""
+    if len(data) <= CHUNK_BYTES:
+        return [_chunk(data, is_request, is_last)]
+    return [
+        _chunk(data[at : at + CHUNK_BYTES], is_request, is_last and at + CHUNK_BYTES >= len(data))
+        for at in range(0, len(data), CHUNK_BYTES)
+    ]
+
+
+def _chunk(data: bytes, is_request: bool, is_last: bool) -> bytes:
+    message = wire.ProcessingResponse()
+    part = message.request_body if is_request else message.response_body
+    piece = part.response.body_mutation.streamed_response
+    piece.body = data
+    piece.end_of_stream = is_last
+    return _bytes(message)
 
 
 def trailers(*, is_request: bool) -> bytes:

@@ -23,6 +23,7 @@ TOP_UP = 1 << 29
 MAX_HEADERS_BYTES = 64 * 1024
 MAX_STREAMS = 100_000
 _MOST_BLOCKS = 64
+_DATA = int(Kind.DATA)
 GREETING = frames.settings(
     {
         Setting.MAX_CONCURRENT_STREAMS: MAX_STREAMS,
@@ -159,7 +160,7 @@ class Connection:
     def _frame(self, kind: int, flags: int, number: int, payload: bytes) -> None:
         if self._headers is not None and kind != Kind.CONTINUATION:
             raise Http2Error(Error.PROTOCOL_ERROR, "headers that do not go on")
-        if kind == Kind.DATA:
+        if kind == _DATA:
             self._data(flags, number, payload)
         elif kind == Kind.HEADERS:
             self._take_headers(flags, number, bytearray(frames.unpadded(payload, flags)))
