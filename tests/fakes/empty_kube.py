@@ -25,6 +25,8 @@ class EmptyKube:
         self.port = 0
         self.asked: set[str] = set()
         """Paths that were read."""
+        self.tokens: dict[str, tuple[str, str]] = {}
+        """Namespace and service account of tokens that are good."""
         self.is_over = asyncio.Event()
 
     def kubeconfig(self, directory: Path) -> Path:
@@ -43,7 +45,10 @@ class EmptyKube:
         parts = request.path.strip("/").split("/")
         self.asked.add(request.path)
         if request.method in ("POST", "PUT", "PATCH"):
-            return web.json_response(await request.json(), status=201)
+            document = await request.json()
+            if parts[-1] == "tokenreviews":
+                self._review(document)
+            return web.json_response(document, status=201)
         if request.path == "/version":
             return web.json_response(_VERSION)
         if parts == ["api"]:
@@ -64,6 +69,18 @@ class EmptyKube:
             return web.json_response({**empty, "items": []})
         missing = {"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": 404}
         return web.json_response({**missing, "reason": "NotFound"}, status=404)
+
+    def _review(self, review: dict[str, Any]) -> None:
+        """Say whose token it is."""
+        account = self.tokens.get(review["spec"]["token"])
+        if account is None:
+            review["status"] = {"authenticated": False}
+            return
+        namespace, name = account
+        groups = ["system:serviceaccounts", f"system:serviceaccounts:{namespace}"]
+        username = f"system:serviceaccount:{namespace}:{name}"
+        user = {"username": username, "uid": "1", "groups": groups}
+        review["status"] = {"authenticated": True, "user": user}
 
     async def _silence(self, request: web.Request, parts: list[str]) -> web.StreamResponse:
         """Answer a watch: the end of what there is, if that is asked for, and nothing more."""

@@ -169,6 +169,8 @@ async def mesh_lab(
     first: tuple[int, int] | None = (90, 10),
     config: str | None = None,
     environment: Mapping[str, str] | None = None,
+    tls: Path | None = None,
+    tokens: Mapping[str, tuple[str, str]] | None = None,
 ) -> AsyncIterator[MeshLab]:
     """Run istiod on our config source for as long as the block lasts.
 
@@ -180,10 +182,13 @@ async def mesh_lab(
         first: The first split; None = nothing is decided yet.
         config: Text of our configuration; None = that of tests/istio/mesh.yaml.
         environment: More variables of istiod's.
+        tls: As for `real_istiod`.
+        tokens: Namespace and service account of tokens that the API server knows.
     """
     directory.mkdir(exist_ok=True)
     async with AsyncExitStack() as stack:
         kube = await stack.enter_async_context(empty_kube())
+        kube.tokens.update(tokens or {})
         (port,) = free_ports(1)
         lab = MeshLab(directory, load_text(config or MESH_FILE.read_text()), port)
         lab.kubeconfig = kube.kubeconfig(directory)
@@ -200,6 +205,7 @@ async def mesh_lab(
                 kubeconfig=lab.kubeconfig,
                 wait_ready=wait_ready,
                 environment=environment,
+                tls=tls,
             )
         )
         yield lab

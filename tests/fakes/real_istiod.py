@@ -24,7 +24,7 @@ class RealIstiod:
 
     def __init__(self, process: asyncio.subprocess.Process, ports: Sequence[int], log: Path):
         self.process = process
-        self.http, self.xds, self.monitoring = ports[:3]
+        self.http, self.xds, self.monitoring, self.secure = ports
         self._log = log
 
     def log(self) -> str:
@@ -85,6 +85,7 @@ async def real_istiod(
     wait_ready: bool = True,
     environment: Mapping[str, str] | None = None,
     ports: Sequence[int] | None = None,
+    tls: Path | None = None,
 ) -> AsyncIterator[RealIstiod]:
     """Run istiod without Kubernetes for as long as the block lasts.
 
@@ -95,10 +96,20 @@ async def real_istiod(
         wait_ready: Wait until it is ready.
         environment: More variables.
         ports: Five free ones: for readiness, sidecars, metrics, webhooks and introspection.
+        tls: A folder with cert.pem and key.pem: sidecars are served over TLS too, and asked who they are there.
     """
     directory.mkdir(parents=True, exist_ok=True)
     ports = ports or free_ports(5)
     http, xds, monitoring, https, ctrlz = ports
+    (secure,) = free_ports(1)
+    secured = ["--secureGRPCAddr="]
+    if tls is not None:
+        secured = [f"--secureGRPCAddr=127.0.0.1:{secure}"]
+        secured += [f"--tlsCertFile={tls / 'cert.pem'}", f"--tlsKeyFile={tls / 'key.pem'}"]
+        # It watches its files, and refuses to watch one for two purposes.
+        root = directory / "root.pem"
+        root.write_bytes((tls / "cert.pem").read_bytes())
+        secured += [f"--caCertFile={root}"]
     mesh = {
         "configSources": [
             {"address": each} if isinstance(each, str) else dict(each) for each in sources
@@ -129,7 +140,7 @@ async def real_istiod(
         process = await asyncio.create_subprocess_exec(
             *(BINARY, "discovery", "--registries=Kubernetes", "--kubeconfig", str(kubeconfig)),
             *("--meshConfig", str(directory / "mesh.yaml")),
-            *("--networksConfig", str(directory / "none"), "--secureGRPCAddr="),
+            *("--networksConfig", str(directory / "none"), *secured),
             *("--httpAddr", f"127.0.0.1:{http}", "--httpsAddr", f"127.0.0.1:{https}"),
             *("--grpcAddr", f"127.0.0.1:{xds}", "--monitoringAddr", f"127.0.0.1:{monitoring}"),
             *("--ctrlz_address", "127.0.0.1", "--ctrlz_port", str(ctrlz)),
@@ -138,7 +149,7 @@ async def real_istiod(
             env={**os.environ, **alone, **(environment or {})},
             cwd=directory,
         )
-    istiod = RealIstiod(process, ports, log)
+    istiod = RealIstiod(process, [*ports[:3], secure], log)
     try:
         if wait_ready:
             await istiod.until_ready()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
 import pytest
 
@@ -12,6 +13,7 @@ from tests.fakes.real_istiod import BINARY, WHY_SKIPPED
 from xds_server.config.istio_schema import ProbeSection
 from xds_server.istio.probe.probe import Probe
 
+TLS = Path(__file__).parents[2] / "data/tls"
 pytestmark = pytest.mark.skipif(not BINARY, reason=WHY_SKIPPED)
 ROOT = {
     "apiVersion": "networking.istio.io/v1",
@@ -99,4 +101,42 @@ async def test_the_virtual_service_of_somebody_else_is_an_event(tmp_path):
         await watch.is_at(lambda: [each for each in rows if each.name == "mesh_not_following"])
         (row,) = (each for each in rows if each.name == "mesh_not_following")
         assert "the routes of sidecars (admins) lead elsewhere" in row.text
+        await watch.stop()
+
+
+@pytest.mark.parametrize(
+    ("token", "section", "said"),
+    [
+        pytest.param("good", {}, None, id="its token"),
+        pytest.param("bad", {}, "UNAUTHENTICATED", id="a token that nobody knows"),
+        pytest.param("good", {"namespace": "shop"}, "PERMISSION_DENIED", id="another namespace"),
+    ],
+)
+async def test_istiods_tls_port_lets_in_who_has_the_token_of_its_service_account(
+    tmp_path, token, section, said
+):
+    file = tmp_path / "token"
+    file.write_text(token)
+    async with mesh_lab(
+        tmp_path / "mesh",
+        tls=TLS,
+        tokens={"good": ("ai", "default")},
+        environment={"XDS_AUTH": "true"},
+    ) as lab:
+        watch = Watch(
+            lab,
+            istiod=f"127.0.0.1:{lab.istiod.secure}",
+            ca_file=str(TLS / "cert.pem"),
+            server_name="localhost",
+            token_file=str(file),
+            **section,
+        )
+        lab.plan(90, 10)
+        if said is None:
+            await watch.is_at(lambda: watch.unapplied_s == 0.0)
+        else:
+            rows = lab.ours.rows
+            await watch.is_at(lambda: [each for each in rows if each.name == "mesh_unwatched"])
+            (row,) = (each for each in rows if each.name == "mesh_unwatched")
+            assert said in row.text
         await watch.stop()

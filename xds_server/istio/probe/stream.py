@@ -107,7 +107,10 @@ async def _channel(section: ProbeSection) -> AsyncIterator[Any]:
 def _token(section: ProbeSection) -> tuple[tuple[str, str], ...]:
     """Return the metadata with the token, read anew for every stream: kubelet renews it."""
     token = _read(section.token_file)
-    return () if token is None else (("authorization", f"Bearer {token.decode().strip()}"),)
+    if token is None:
+        return ()
+    bearer = ("authorization", f"Bearer {token.decode().strip()}")
+    return bearer, ("clusterid", section.cluster_id)  # Whose API server is to judge the token.
 
 
 def _read(path: str | None) -> bytes | None:
