@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -110,6 +108,18 @@ def test_nothing_to_do_leaves_every_byte():
     assert Body(raw).rewritten(AS_IT_IS, completes=True) == raw
 
 
-def test_a_megabyte_is_read_within_a_moment():
-    raw = json.dumps({"messages": [{"content": "x" * 1000}] * 1000, "model": "a"}).encode()
-    assert Body(raw).model == "a"
+@pytest.mark.parametrize(
+    "value",
+    [
+        "[" + "7," * 200_000 + "7]",
+        "9" * 5000,
+        "[" + "9" * 5000 + "]",
+        '{"n": [' + "9" * 5000 + "]}",
+    ],
+    ids=["many numbers", "a long one", "one in a list", "one in an object"],
+)
+def test_numbers_of_any_length_and_number_are_left_as_they_are(value):
+    raw = f'{{"prompt": {value}, "model": "a"}}'.encode()
+    became = Body(raw).rewritten(Rewrite(model="b"), completes=True)
+    assert became == raw.replace(b'"a"', b'"b"')
+    assert became == expected(raw, Rules(serves="b"))

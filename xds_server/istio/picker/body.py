@@ -29,6 +29,8 @@ class _Number(str):
 
 
 _DECODER = JSONDecoder(strict=False, parse_int=_Number, parse_float=_Number)
+_QUICK = JSONDecoder(strict=False)
+"""For what nobody looks into: a prompt of half a million token numbers takes a tenth of the time."""
 
 
 class UnreadableError(ValueError):
@@ -142,7 +144,7 @@ def _members(text: str, at: int) -> Iterator[_Member]:
         if text[at : at + 1] != ":":
             raise ValueError("expected a colon")
         start = _after_space(text, at + 1)
-        value, at = _DECODER.raw_decode(text, start)
+        value, at = _value(text, start)
         yield _Member(key, value, start, at)
         is_first = False
         at = _after_space(text, at)
@@ -153,6 +155,15 @@ def _members(text: str, at: int) -> Iterator[_Member]:
         at = _after_space(text, at + 1)
     if _after_space(text, at + 1) != len(text):
         raise ValueError("expected one value only")
+
+
+def _value(text: str, at: int) -> tuple[object, int]:
+    if text[at : at + 1] in ("[", "{"):
+        try:
+            return _QUICK.raw_decode(text, at)
+        except ValueError:
+            pass  # Python converts no number of more than 4,300 digits; who reads on says what is wrong.
+    return _DECODER.raw_decode(text, at)
 
 
 def _after_space(text: str, at: int) -> int:
