@@ -16,6 +16,7 @@ from xds_server.core.inputs import Drain, Force
 from xds_server.core.model import InstanceId, ModelName, TierName
 from xds_server.core.plan import Plan
 from xds_server.fleet import Fleet
+from xds_server.istio.mcp.catalog import Catalog
 from xds_server.istio.mcp.source import ConfigSource
 from xds_server.istio.way import Around
 from xds_server.istio.weights import ModelWeights
@@ -75,6 +76,15 @@ class Rig:
         assert config.istio is not None
         assert config.istio.config_source is not None
         self.source = ConfigSource(self.around, config.istio.config_source)
+        self.published_at: list[float] = []
+        """When istiods were told something else."""
+        publish = self.source.server.publish
+
+        def noted(catalog: Catalog) -> None:
+            self.published_at.append(time.monotonic())
+            publish(catalog)
+
+        self.source.server.publish = noted
 
     @property
     def target(self) -> str:
