@@ -15,6 +15,8 @@ from xds_server.core.model import RequestClass
 from xds_server.evidence.intake import MAX_TEMPLATES
 from xds_server.evidence.proto import parse_logs
 from xds_server.fleet import Fleet
+from xds_server.resources import names
+from xds_server.resources.names import GATE_ROUTE
 
 
 @pytest.fixture
@@ -45,7 +47,7 @@ CASES = [
         [an_entry()], {("chat", "", "primary", "ok"): 1}, {("primary-0", "ok"): 1}, id="answered"
     ),
     pytest.param(
-        [an_entry(8001, kind=ATTEMPT, route="gate"), an_entry(None)],
+        [an_entry(8001, kind=ATTEMPT, route=GATE_ROUTE), an_entry(None)],
         {("chat", "", "primary", "ok"): 1},
         {("primary-0", "ok"): 1},
         id="behind a gate the attempt says which endpoint it was",
@@ -158,10 +160,10 @@ CASES = [
         )
         for route, status, ended in (
             ("", 404, "client_error"),
-            ("models", 200, "ok"),
-            ("model_not_found", 404, "client_error"),
-            ("model_missing", 400, "client_error"),
-            ("uncounted", 400, "client_error"),
+            (names.MODELS_ROUTE, 200, "ok"),
+            (names.UNKNOWN_MODEL_ROUTE, 404, "client_error"),
+            (names.NO_MODEL_ROUTE, 400, "client_error"),
+            (names.UNCOUNTED_ROUTE, 400, "client_error"),
         )
     ),
     pytest.param(
@@ -194,6 +196,21 @@ def test_what_is_not_of_this_fleet_is_counted_and_forgotten(logged, entry, reaso
     logged.take(entry)
     assert logged.refused(reason) == 1
     assert logged.attempts() == {}
+
+
+@pytest.mark.parametrize("name", ["gate", "models", "uncounted", "model_missing", "static"])
+def test_a_model_may_be_called_like_a_route_of_the_proxies_own(logged, name):
+    model = a_model(name, tiers=[a_tier("primary", "big", [8001]), a_static_tier()])
+    logged.fleet = Fleet(a_topology(model), logged.policy, 0.0)
+    one = {"route": name, "cluster": f"{name}/primary"}
+    logged.take(failed(status=431, **one), an_entry(status=431, **one), an_entry(**one))
+    logged.take(an_entry(None, route=names.MODELS_ROUTE, cluster="", served="", attempts=0))
+    assert logged.requests() == {
+        (name, "", "primary", "client_error"): 1,
+        (name, "", "primary", "ok"): 1,
+        ("", "", "none", "ok"): 1,
+    }
+    assert logged.attempts() == {("primary-0", "client_error"): 1, ("primary-0", "ok"): 1}
 
 
 def test_three_failures_in_a_row_over_all_proxies_are_told_once_a_second(logged):
@@ -240,8 +257,8 @@ def test_amplification_counts_what_reached_an_engine_for_each_class(logged):
     for route, said in (("chat/core", "core"), ("chat/rest", "rest"), ("chat/rest", "invented")):
         logged.take(refused, statically(route=route, attempts=2))
         logged.take(
-            an_entry(8001, kind=ATTEMPT, route="gate", status=500, request_class=said),
-            an_entry(8002, kind=ATTEMPT, route="gate", request_class=said),
+            an_entry(8001, kind=ATTEMPT, route=GATE_ROUTE, status=500, request_class=said),
+            an_entry(8002, kind=ATTEMPT, route=GATE_ROUTE, request_class=said),
             an_entry(None, route=route, attempts=2),
         )
     found = gauges(logged, "fleet_retry_amplification_ratio")

@@ -14,6 +14,7 @@ from xds_server.core.policy import FailurePolicy, Policy
 from xds_server.resources import snapshot as served
 from xds_server.resources.builder import SnapshotBuilder
 from xds_server.resources.capability import Capability
+from xds_server.resources.names import MODELS_ROUTE, NO_MODEL_ROUTE, UNKNOWN_MODEL_ROUTE
 from xds_server.resources.proto import RouteConfiguration
 from xds_server.resources.routing.model_list import list_path
 from xds_server.resources.routing.model_routing import not_found_routes
@@ -60,7 +61,7 @@ def named(name, *names, **changes):
     return replace(a_model(name), names=names or (name,), **changes)
 
 
-NOT_FOUND = ["model_missing", "model_missing", "model_not_found"]
+NOT_FOUND = [NO_MODEL_ROUTE, NO_MODEL_ROUTE, UNKNOWN_MODEL_ROUTE]
 ORDERS = {
     "one model that takes all": ([a_model("a")], ["a"]),
     "one model with names": ([named("a")], ["a", "(a)", *NOT_FOUND]),
@@ -163,7 +164,7 @@ def listed(*models, **settings):
     return [
         (route.match.path or route.match.prefix, route.direct_response)
         for route in host.routes
-        if route.name == "models"
+        if route.name == MODELS_ROUTE
     ]
 
 
@@ -194,9 +195,9 @@ def test_the_list_has_every_name_once_and_each_has_a_page():
 def test_the_list_comes_before_the_models_and_answers_get_alone():
     (host,) = table(a_model("c", prefix="/"), lists_models=True).virtual_hosts
     names = [route.name for route in host.routes]
-    assert names.index("models") < names.index("c")
+    assert names.index(MODELS_ROUTE) < names.index("c")
     for route in host.routes:
-        if route.name == "models":
+        if route.name == MODELS_ROUTE:
             (condition,) = route.match.headers
             assert (condition.name, condition.string_match.exact) == (":method", "GET")
 

@@ -8,12 +8,13 @@ CONTROL_PLANE = "xds"
 """The cluster of a proxy's bootstrap that leads here."""
 LISTENER_NAME = "llm"
 ROUTE_CONFIG_NAME = "llm"
-GATE_ROUTE = "gate"
+GATE_ROUTE = "/gate"
 """The route inside a gate; an entry in the access log with this name is about one attempt."""
-MODELS_ROUTE, UNKNOWN_MODEL_ROUTE, NO_MODEL_ROUTE = "models", "model_not_found", "model_missing"
-UNCOUNTED_ROUTE = "uncounted"
+MODELS_ROUTE, UNCOUNTED_ROUTE = "/models", "/uncounted"
+UNKNOWN_MODEL_ROUTE, NO_MODEL_ROUTE = "/model_not_found", "/model_missing"
 ANSWERED_ROUTES = frozenset({MODELS_ROUTE, UNKNOWN_MODEL_ROUTE, NO_MODEL_ROUTE, UNCOUNTED_ROUTE})
-"""Routes that lead to no model: proxies answer by themselves with the list of models, or with what is wrong."""
+"""Routes that lead to no model: proxies answer by themselves with the list of models, or with what is wrong. Other routes
+are called like their model, which no name with a slash in front can be."""
 METADATA = "llm"
 """Namespace of the metadata on endpoints and requests."""
 
