@@ -13,7 +13,7 @@ import pytest
 
 from tests.fakes.kube_api import EVERYTHING, Rule
 from tests.fakes.waiting import until
-from xds_server.core.model import ModelName
+from xds_server.core.model import ModelName, TierName
 from xds_server.istio.kubernetes import keeper as keepers
 from xds_server.istio.kubernetes import pace
 from xds_server.istio.kubernetes.auth import SignIn
@@ -21,6 +21,9 @@ from xds_server.istio.kubernetes.client import KubernetesClient
 from xds_server.istio.kubernetes.errors import Cause
 from xds_server.istio.kubernetes.keeper import Keeper
 from xds_server.istio.kubernetes.objects import Owned, ref_of
+from xds_server.istio.kubernetes.route_patch import Patched
+from xds_server.istio.mesh import MeshModel, MeshTier
+from xds_server.istio.weights import Action, ModelWeights, RouteWeights
 
 REF = ref_of("virtualservices", "ai", "llm", version="v1")
 RULE = ref_of("destinationrules", "ai", "llm", version="v1")
@@ -48,13 +51,13 @@ class Notes:
     def written(self, wanted, change, *, took_s):
         self.writes.append((time.monotonic(), change.verb, took_s))
 
-    def settled(self, ref):
+    def settled(self, title):
         self.settlements += 1
 
-    def refused(self, ref, refusal):
+    def refused(self, title, refusal):
         self.refusals.append(refusal)
 
-    def failed(self, error, ref):
+    def failed(self, error, title):
         self.errors.append(error)
 
     def taken_back(self, wanted, by, *, gap_s, is_fight):
@@ -83,7 +86,7 @@ class Stage:
             leadership=self.leading,
             report=self.notes,
             clock=time.monotonic,
-            gap_s=gap_s,
+            pace=pace.Pace(gap_s),
         )
         self.tasks.append(asyncio.create_task(made.run()))
         return made
@@ -299,6 +302,63 @@ async def test_what_a_webhook_adds_is_not_fought(stage):
     assert len(stage.api.writes()) == 1
     keeper.want(wish(60))
     await stage.weighs(60)
+
+
+def patch_wish(a, b) -> Patched:
+    tiers = [
+        MeshTier(name=TierName(each), host=f"{each}.ai.svc.cluster.local") for each in ("a", "b")
+    ]
+    pairs = tuple(zip(tiers, (a, b), strict=True))
+    route = RouteWeights(of=None, action=Action.FORWARD, weights=pairs)
+    model = MeshModel(model=ModelName("chat"), host="llm.ai", namespace="ai", name="x")
+    weights = ModelWeights(model=model, routes=(route,))
+    return Patched(ref=REF, model=ModelName("chat"), route="chat", weights=weights)
+
+
+THEIRS = {
+    "apiVersion": "networking.istio.io/v1",
+    "kind": "VirtualService",
+    "metadata": {"name": "llm", "namespace": "ai"},
+    "spec": {
+        "http": [
+            {
+                "name": "chat",
+                "route": [
+                    {"destination": {"host": "a"}, "weight": 100},
+                    {"destination": {"host": "b"}},
+                ],
+            }
+        ]
+    },
+}
+
+
+async def test_a_patch_that_meets_an_edit_is_made_again_at_once_on_what_is_there_now(stage):
+    await stage.api.put(THEIRS)
+
+    async def meanwhile(_):
+        first = {"name": "new", "route": [{"destination": {"host": "x"}}]}
+        await stage.api.put({**THEIRS, "spec": {"http": [first, *THEIRS["spec"]["http"]]}})
+
+    stage.api.before_write = meanwhile
+    began = time.monotonic()
+    stage.keeper().want(patch_wish(60, 40))
+    await until(lambda: stage.notes.writes)
+    assert time.monotonic() - began < 2
+    assert [each.cause for each in stage.notes.errors] == [Cause.CONFLICT]
+    new, chat = stage.api.object("virtualservices", "ai", "llm")["spec"]["http"]
+    assert new["route"] == [{"destination": {"host": "x"}}]
+    assert [each["weight"] for each in chat["route"]] == [60, 40]
+
+
+async def test_a_patch_that_the_server_never_takes_is_left_for_a_while(stage):
+    await stage.api.put(THEIRS)
+    stage.api.fail("patch", "virtualservices", 422, times=1e9)
+    stage.keeper(gap_s=0.1).want(patch_wish(60, 40))
+    await until(lambda: Cause.INVALID in [each.cause for each in stage.notes.errors])
+    asked = len(stage.api.asked("patch", "virtualservices"))
+    await asyncio.sleep(0.5)
+    assert len(stage.api.asked("patch", "virtualservices")) == asked == 4
 
 
 async def test_an_object_that_was_deleted_is_made_again(stage):

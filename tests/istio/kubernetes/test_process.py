@@ -51,8 +51,7 @@ async def out_of_memory(agent):
 
 
 async def greet(agent):
-    await agent.hello(1, INSTANCES)
-    await asyncio.wait_for(agent.welcome, 5)
+    await agent.greet(*INSTANCES)
     for name in INSTANCES:
         await agent.report(name)
 

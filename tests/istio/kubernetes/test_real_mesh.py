@@ -66,8 +66,7 @@ async def test_an_out_of_memory_reaches_sidecars_through_a_delegate(tmp_path):
             connected_agent(server.target) as agent,
             sidecar(istiod.xds, host=HOST, table=TABLE) as watcher,
         ):
-            await agent.hello(1, INSTANCES)
-            await asyncio.wait_for(agent.welcome, 10)
+            await agent.greet(*INSTANCES)
             for name in INSTANCES:
                 await agent.report(name)
             await watcher.until(split(100, 0), timeout_s=30)

@@ -63,8 +63,7 @@ async def report(agent, **facts):
 
 
 async def greet(agent):
-    await agent.hello(1, INSTANCES)
-    await asyncio.wait_for(agent.welcome, 10)
+    await agent.greet(*INSTANCES)
     await report(agent)
 
 

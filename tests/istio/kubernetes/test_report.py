@@ -17,6 +17,7 @@ from xds_server.observability.metrics import Tally
 from xds_server.store.row import Kind
 
 REF = ref_of("virtualservices", "ai", "llm", version="v1")
+TITLE = str(REF)
 MODEL = MeshModel(model=ModelName("chat"), host="llm.ai", namespace="ai", name="llm")
 WEIGHTS = ModelWeights(model=MODEL, routes=())
 WANTED = Owned(ref=REF, model="chat", spec={}, owner="o", summary="a=100", weights=WEIGHTS)
@@ -62,8 +63,8 @@ def test_a_write_is_counted_and_tells_who_checks_whether_it_arrives(told):
 def test_the_same_trouble_is_told_once_until_it_was_over(told):
     refusal = Refusal(reason="not_ours", text="It is theirs.")
     for _ in range(3):
-        told.reporter.refused(REF, refusal)
-        told.reporter.failed(error(Cause.FORBIDDEN), REF)
+        told.reporter.refused(TITLE, refusal)
+        told.reporter.failed(error(Cause.FORBIDDEN), TITLE)
         told.reporter.lease_trouble(error(Cause.UNREACHABLE))
         told.reporter.doubted("Nobody delegates.")
         told.reporter.unusable("Nobody is there.")
@@ -76,24 +77,24 @@ def test_the_same_trouble_is_told_once_until_it_was_over(told):
     ]
     assert told.tally.count("fleet_kubernetes_failures_total", "forbidden") == 3
     assert told.tally.count("fleet_kubernetes_refusals_total", "not_ours") == 1
-    assert told.gauges()["fleet_kubernetes_in_sync", str(REF)] == 0
-    told.reporter.settled(REF)
+    assert told.gauges()["fleet_kubernetes_in_sync", TITLE] == 0
+    told.reporter.settled(TITLE)
     told.reporter.usable()
     told.reporter.lease_trouble(None)
-    assert told.gauges()["fleet_kubernetes_in_sync", str(REF)] == 1
-    told.reporter.refused(REF, refusal)
-    told.reporter.failed(error(Cause.FORBIDDEN), REF)
+    assert told.gauges()["fleet_kubernetes_in_sync", TITLE] == 1
+    told.reporter.refused(TITLE, refusal)
+    told.reporter.failed(error(Cause.FORBIDDEN), TITLE)
     told.reporter.lease_trouble(error(Cause.UNREACHABLE))
     told.reporter.unusable("Nobody is there.")
     assert len(told.names) == 9
 
 
 def test_a_conflict_is_no_failure_and_a_watch_that_fails_says_nothing_of_the_object(told):
-    told.reporter.settled(REF)
-    told.reporter.failed(error(Cause.CONFLICT), REF)
-    told.reporter.failed(error(Cause.FORBIDDEN, "watch"), REF)
+    told.reporter.settled(TITLE)
+    told.reporter.failed(error(Cause.CONFLICT), TITLE)
+    told.reporter.failed(error(Cause.FORBIDDEN, "watch"), TITLE)
     assert told.tally.count("fleet_kubernetes_conflicts_total", "VirtualService") == 1
-    assert told.gauges()["fleet_kubernetes_in_sync", str(REF)] == 1
+    assert told.gauges()["fleet_kubernetes_in_sync", TITLE] == 1
 
 
 @pytest.mark.parametrize(
@@ -117,11 +118,12 @@ def test_who_takes_a_write_back_is_named(told, by, is_fight, said):
 
 def test_who_does_not_lead_says_nothing_of_objects(told):
     told.reporter.leadership(True, "the lease is ours")
-    told.reporter.settled(REF)
+    told.reporter.settled(TITLE)
     assert told.gauges() == {
         ("fleet_kubernetes_leader",): 1.0,
-        ("fleet_kubernetes_in_sync", str(REF)): 1.0,
+        ("fleet_kubernetes_in_sync", TITLE): 1.0,
     }
+    told.reporter.forgotten(TITLE)
     told.reporter.left(REF)
     told.reporter.leadership(False, "somebody took it")
     assert told.gauges() == {("fleet_kubernetes_leader",): 0.0}

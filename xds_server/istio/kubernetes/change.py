@@ -12,6 +12,11 @@ Document = dict[str, Any]
 Wanted = Owned | Patched
 
 
+def title_of(wanted: Wanted) -> str:
+    """Name what is kept, for people: an object, or a route in one."""
+    return f"{wanted.ref} route {wanted.route}" if isinstance(wanted, Patched) else str(wanted.ref)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
     """One write."""

@@ -32,15 +32,15 @@ class Report(Protocol):
         """Something was written, so long after it was wanted; None where it was written before."""
         ...
 
-    def settled(self, ref: Ref) -> None:
+    def settled(self, title: str) -> None:
         """It is as it shall be."""
         ...
 
-    def refused(self, ref: Ref, refusal: Refusal) -> None:
+    def refused(self, title: str, refusal: Refusal) -> None:
         """It may not be written."""
         ...
 
-    def failed(self, error: KubernetesError, ref: Ref) -> None:
+    def failed(self, error: KubernetesError, title: str) -> None:
         """A request failed."""
         ...
 
@@ -60,9 +60,11 @@ class Keeper:
         leadership: Leadership,
         report: Report,
         clock: Clock,
-        gap_s: float,
+        pace: Pace,
+        title: str = "",
     ) -> None:
         self.ref = ref
+        self.title = title or str(ref)
         self.needs: tuple[Keeper, ...] = ()
         """What must be in place before a route names it."""
         self.settled_at: float | None = None
@@ -71,7 +73,7 @@ class Keeper:
         self._leadership = leadership
         self._report = report
         self._clock = clock
-        self._pace = Pace(gap_s)
+        self._pace = pace
         self._wanted: Wanted | None = None
         self._wanted_at: float | None = None
         self._last: Wanted | None = None
@@ -119,11 +121,16 @@ class Keeper:
         except KubernetesError as error:
             self.settled_at = None
             now = self._clock()
+            if error.cause is Cause.INVALID and error.verb == "patch" and self._pace.may_be_stale:
+                # A test of the patch failed: most likely somebody edited the object since it was read.
+                error = KubernetesError(
+                    Cause.CONFLICT, verb=error.verb, ref=error.ref, said=error.said
+                )
             if error.cause is Cause.CONFLICT:
                 self._pace.conflicted(now)
             else:
                 self._pace.failed(now, error.cause, error.retry_after_s)
-            self._report.failed(error, self.ref)
+            self._report.failed(error, self.title)
             self._dirty.set()
 
     async def _settle(self, wanted: Wanted) -> None:
@@ -131,7 +138,7 @@ class Keeper:
         found = decide(wanted, live)
         if isinstance(found, Refusal):
             self.settled_at = None
-            self._report.refused(self.ref, found)
+            self._report.refused(self.title, found)
         elif isinstance(found, Unchanged) or self._is_answer(wanted, live):
             self._is_settled(wanted)
         elif await self._may_write(wanted, found, live):
@@ -161,7 +168,7 @@ class Keeper:
             self.settled_at = self._clock()
         self._last = wanted
         self._pace.settled()
-        self._report.settled(self.ref)
+        self._report.settled(self.title)
 
     async def _may_write(self, wanted: Wanted, change: Change, live: Document | None) -> bool:
         """Whether the write may go now; where it may not, the object is looked at again later."""
@@ -211,7 +218,7 @@ class Keeper:
         self._pace.written(now)
         since, self._wanted_at = self._wanted_at, None
         self._report.written(wanted, change, took_s=None if since is None else now - since)
-        self._report.settled(self.ref)
+        self._report.settled(self.title)
 
     async def _watch(self) -> None:
         """Look when somebody else writes the object; without the right to, every `LOOK_S` must do."""
@@ -223,7 +230,7 @@ class Keeper:
                         self._dirty.set()
             except KubernetesError as error:
                 if error.cause is Cause.FORBIDDEN:
-                    self._report.failed(error, self.ref)
+                    self._report.failed(error, self.title)
                     await asyncio.sleep(10 * LOOK_S)
                 elif error.cause is not Cause.GONE:
                     self._dirty.set()

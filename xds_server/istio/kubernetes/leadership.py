@@ -54,8 +54,6 @@ class Leadership:
         self.me = me
         self.rules = rules
         self.target = target
-        self.changed = asyncio.Event()
-        """Set with every change; whoever waits for it clears it."""
         self._client = client
         self._clock = clock
         self._wall = wall
@@ -167,7 +165,6 @@ class Leadership:
             self._tell(leads=False, why=why)
 
     def _tell(self, *, leads: bool, why: str) -> None:
-        self.changed.set()
         self.on_change(leads, why)
 
     async def _release(self) -> None:

@@ -17,13 +17,14 @@ from xds_server.core.plan import ModelPlan, Plan
 from xds_server.istio.kubernetes import lease
 from xds_server.istio.kubernetes.advice import advise
 from xds_server.istio.kubernetes.auth import SignIn, own_namespace
-from xds_server.istio.kubernetes.change import Wanted
+from xds_server.istio.kubernetes.change import Wanted, title_of
 from xds_server.istio.kubernetes.client import KubernetesClient
 from xds_server.istio.kubernetes.errors import AuthError, KubernetesError, Ref
 from xds_server.istio.kubernetes.keeper import Keeper
 from xds_server.istio.kubernetes.leadership import Leadership
 from xds_server.istio.kubernetes.lease import LeaseRules
 from xds_server.istio.kubernetes.objects import GROUP, SERVICES, Owned
+from xds_server.istio.kubernetes.pace import Pace
 from xds_server.istio.kubernetes.report import Reporter
 from xds_server.istio.kubernetes.wanted import NAMESPACE, all_wanted
 from xds_server.istio.way import Around
@@ -62,6 +63,7 @@ class MeshWriter:
         self._plans: tuple[ModelPlan, ...] | None = None
         self._config: Config | None = None
         self._changed = asyncio.Event()
+        self._paces: dict[Ref, Pace] = {}
         self._keepers: dict[Key, tuple[Keeper, asyncio.Task[None]]] = {}
         self._target = target_of(section)
         around.loop.subscribe(self._heard)
@@ -179,6 +181,7 @@ class MeshWriter:
         for key in [each for each in self._keepers if each not in named]:
             keeper, task = self._keepers.pop(key)
             task.cancel()
+            self._report.forgotten(keeper.title)
             if not key[1] and leadership.is_leader:
                 self._report.left(keeper.ref)
         for key, each in named.items():
@@ -189,9 +192,11 @@ class MeshWriter:
                     leadership=leadership,
                     report=self._report,
                     clock=self._clock,
-                    gap_s=self._section.write_gap_s,
+                    # Routes in one object share its turn.
+                    pace=self._paces.setdefault(each.ref, Pace(self._section.write_gap_s)),
+                    title=title_of(each),
                 )
-                task = group.create_task(made.run(), name=f"istio-{each.ref}")
+                task = group.create_task(made.run(), name=f"istio-{title_of(each)}")
                 self._keepers[key] = made, task
             self._keepers[key][0].want(each)
         self._order(named)

@@ -57,6 +57,11 @@ class Pace:
         """Whether writes are slowed down because they are taken back."""
         return self.gap_s > self._base_s
 
+    @property
+    def may_be_stale(self) -> bool:
+        """Whether it is still likely that reading again mends what the server refused."""
+        return self._conflicts < CONFLICTS_AT_ONCE
+
     def conflicted(self, now: float) -> None:
         """Note a 409: read again and try, at once at first."""
         self._conflicts += 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from xds_server import logs
-from xds_server.istio.kubernetes.change import Change, Refusal, Wanted
+from xds_server.istio.kubernetes.change import Change, Refusal, Wanted, title_of
 from xds_server.istio.kubernetes.errors import Cause, KubernetesError, Ref
 from xds_server.istio.publications import Publications
 from xds_server.observability.history import History
@@ -74,56 +74,54 @@ class Reporter:
         self._log.info(
             logs.ISTIO_OBJECT_WRITTEN, object=str(ref), verb=change.verb, content=wanted.summary
         )
-        self._history.mesh(
-            logs.ISTIO_OBJECT_WRITTEN,
-            f"{ref}: {wanted.summary}.",
-            model=wanted.model,
-            object=str(ref),
-            verb=change.verb,
-        )
+        if wanted.weights is not None or change.verb == "create":
+            # Endpoint weights move all day long; the history is for what moves traffic between tiers.
+            self._history.mesh(
+                logs.ISTIO_OBJECT_WRITTEN,
+                f"{ref}: {wanted.summary}.",
+                model=wanted.model,
+                object=str(ref),
+                verb=change.verb,
+            )
 
-    def settled(self, ref: Ref) -> None:
+    def settled(self, title: str) -> None:
         """Note that an object is as it shall be."""
-        self._in_sync[str(ref)] = True
+        self._in_sync[title] = True
         for verb in _VERBS:
-            self._troubles.pop(f"{ref}{verb}", None)
+            self._troubles.pop(f"{title}{verb}", None)
 
-    def refused(self, ref: Ref, refusal: Refusal) -> None:
+    def refused(self, title: str, refusal: Refusal) -> None:
         """Note that an object may not be written."""
-        self._in_sync[str(ref)] = False
-        if self._is_new(str(ref), refusal.text):
+        self._in_sync[title] = False
+        if self._is_new(title, refusal.text):
             self._tally.add("fleet_kubernetes_refusals_total", refusal.reason)
             self._log.error(
-                logs.ISTIO_OBJECT_REFUSED, object=str(ref), rule=refusal.reason, reason=refusal.text
+                logs.ISTIO_OBJECT_REFUSED, object=title, rule=refusal.reason, reason=refusal.text
             )
             self._history.mesh(
-                logs.ISTIO_OBJECT_REFUSED, refusal.text, object=str(ref), reason=refusal.reason
+                logs.ISTIO_OBJECT_REFUSED, refusal.text, object=title, reason=refusal.reason
             )
 
-    def failed(self, error: KubernetesError, ref: Ref) -> None:
+    def failed(self, error: KubernetesError, title: str) -> None:
         """Note that a request failed."""
+        cause = error.cause.value
         if error.cause is Cause.CONFLICT:
             # Nothing is lost: it is read again and written again.
-            self._tally.add("fleet_kubernetes_conflicts_total", ref.kind)
-            self._log.info(
-                logs.ISTIO_OBJECT_FAILED, object=str(ref), cause=error.cause.value, error=str(error)
-            )
+            kind = "" if error.ref is None else error.ref.kind
+            self._tally.add("fleet_kubernetes_conflicts_total", kind)
+            self._log.info(logs.ISTIO_OBJECT_FAILED, object=title, cause=cause, error=str(error))
             return
-        self._tally.add("fleet_kubernetes_failures_total", error.cause.value)
+        self._tally.add("fleet_kubernetes_failures_total", cause)
         if error.verb != "watch":
-            self._in_sync[str(ref)] = False
-        if self._is_new(f"{ref} {error.verb}", str(error)):
-            self._log.error(
-                logs.ISTIO_OBJECT_FAILED, object=str(ref), cause=error.cause.value, error=str(error)
-            )
-            self._history.mesh(
-                logs.ISTIO_OBJECT_FAILED, str(error), object=str(ref), cause=error.cause.value
-            )
+            self._in_sync[title] = False
+        if self._is_new(f"{title} {error.verb}", str(error)):
+            self._log.error(logs.ISTIO_OBJECT_FAILED, object=title, cause=cause, error=str(error))
+            self._history.mesh(logs.ISTIO_OBJECT_FAILED, str(error), object=title, cause=cause)
 
     def taken_back(self, wanted: Wanted, by: str, *, gap_s: float, is_fight: bool) -> None:
         """Note that somebody undid our last write."""
         ref = wanted.ref
-        self._in_sync[str(ref)] = False
+        self._in_sync[title_of(wanted)] = False
         self._tally.add("fleet_kubernetes_reverts_total", ref.kind)
         who = by or "somebody"
         text = f"{who} changed what we wrote in {ref}: it is written again."
@@ -134,9 +132,12 @@ class Reporter:
             logs.ISTIO_OBJECT_TAKEN_BACK, text, model=wanted.model, object=str(ref), by=by
         )
 
+    def forgotten(self, title: str) -> None:
+        """Note that an object is not kept any more."""
+        self._in_sync.pop(title, None)
+
     def left(self, ref: Ref) -> None:
         """Note that an object of ours is not wanted any more; nobody but a person deletes it."""
-        self._in_sync.pop(str(ref), None)
         text = (
             f"{ref} is not in the configuration any more and is not written again. Once no VirtualService "
             f"delegates to it: kubectl delete -n {ref.namespace} {ref.plural}.{ref.group} {ref.name}"
