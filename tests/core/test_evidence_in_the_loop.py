@@ -38,7 +38,7 @@ def test_what_proxies_see_takes_an_instance_out_at_once_and_says_why():
     assert (one.state, one.health) == (FaultState.DOWN, EndpointHealth.UNHEALTHY)
     assert one.reason.rule == IN_ROW
     assert one.reason.text == (
-        "Nothing: proxies saw its requests fail (3 in a row: 3 error; its agent says it is up)."
+        "It gets nothing: proxies saw its requests fail (3 in a row: 3 error; its agent says it is up)."
     )
     assert explain(brain.plan, "a")["changes_when"].startswith("Fresh samples that say")
     assert brain.instance("b").health is EndpointHealth.HEALTHY
@@ -110,13 +110,13 @@ def test_a_tier_of_one_goes_too():
         pytest.param(
             {"state": EngineState.DOWN},
             "engine_down",
-            "Nothing: its engine does not answer, though proxies still see its requests succeed.",
+            "It gets nothing: its engine does not answer, though proxies still see its requests succeed.",
             id="down",
         ),
         pytest.param(
             {"gpu": gpu(GpuHealth.LOST)},
             "gpu_lost",
-            "Nothing: it lost a GPU, though proxies still see its requests succeed.",
+            "It gets nothing: it lost a GPU, though proxies still see its requests succeed.",
             id="GPU lost",
         ),
     ],

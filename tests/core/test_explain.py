@@ -43,7 +43,7 @@ def test_an_instance_is_explained_from_inputs_to_weight(brain):
 def test_an_instance_that_is_out_weighs_nothing(brain):
     told = explain(brain.plan, "b")
     assert (told["weight"], told["health"], told["rule"]) == (0, "unhealthy", "out_of_memory")
-    assert told["sentence"] == "Nothing: its engine ran out of memory (exit code 137)."
+    assert told["sentence"] == "It gets nothing: its engine ran out of memory (exit code 137)."
     assert told["inputs"]["detail"] == "exit code 137"
     assert "fresh sample" in told["changes_when"]
 
@@ -100,12 +100,12 @@ def test_a_tier_with_nobody_left_says_so():
 @pytest.mark.parametrize(
     ("facts", "sentence"),
     [
-        ({"state": EngineState.LOADING}, "Nothing: its engine is loading the model."),
-        ({"state": EngineState.SLEEPING}, "Nothing: its engine is asleep."),
-        ({"gpu": gpu(GpuHealth.LOST)}, "Nothing: it lost a GPU."),
+        ({"state": EngineState.LOADING}, "It gets nothing: its engine is loading the model."),
+        ({"state": EngineState.SLEEPING}, "It gets nothing: its engine is asleep."),
+        ({"gpu": gpu(GpuHealth.LOST)}, "It gets nothing: it lost a GPU."),
         (
             {"restarts": 3},
-            "Nothing for a while, it failed too often; at last its engine restarted.",
+            "It gets nothing for a while, because it failed too often; at last its engine restarted.",
         ),
         ({"draining": True}, "No new requests, running ones may finish: its agent drains it."),
     ],
@@ -119,7 +119,7 @@ def test_sentences_of_what_takes_an_instance_out(facts, sentence):
 
 def test_an_unknown_cause_reads_as_itself():
     track = replace(faults.present(0.0), state=FaultState.DOWN, cause="many_resets")
-    assert reasons.track_sentence(track, 0.0) == "Nothing: many resets."
+    assert reasons.track_sentence(track, 0.0) == "It gets nothing: many resets."
     assert reasons.track_sentence(faults.present(0.0), 1.0).endswith("it was there at the start.")
 
 

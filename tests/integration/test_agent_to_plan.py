@@ -140,9 +140,7 @@ async def test_an_idle_engine_that_hangs_is_taken_out_by_a_token_and_comes_back_
         assert down["rule"] == "token_late"
         told = await server.get_json("/debug/explain?subject=a")
         assert (told["state"], told["weight"], told["ceiling"]) == ("down", 0, 0.0)
-        expected = (
-            "Nothing: its engine has nothing to do and yet gives no token (asked for one token: "
-        )
+        expected = "It gets nothing: its engine has nothing to do and yet gives no token (asked for one token: "
         assert told["sentence"].startswith(expected)
         engine.mode = "ok"
         back = await server.event("instance_recovering", instance="a")

@@ -227,7 +227,7 @@ async def test_failures_that_only_proxies_see_take_an_instance_out_and_it_return
         down = await made.server.event("instance_down", instance="a")
         assert down["rule"] == "proxies_failures_in_row"
         assert down["reason"] == (
-            "Nothing: proxies saw its requests fail (3 in a row: 3 error; its agent says it is up)."
+            "It gets nothing: proxies saw its requests fail (3 in a row: 3 error; its agent says it is up)."
         )
         assert await made.server.metric("fleet_evidence_verdicts_total") == 1
         made.big.mode = "ok"
@@ -278,7 +278,7 @@ async def test_streams_that_break_after_a_200_count_though_envoy_itself_counts_n
                 await made.ask(stream=True)
         down = await made.server.event("instance_down", instance="a")
         assert down["reason"].startswith(
-            "Nothing: proxies saw its requests fail (3 in a row: 3 broken"
+            "It gets nothing: proxies saw its requests fail (3 in a row: 3 broken"
         )
         assert await made.envoy.stat("cluster.chat/primary.outlier_detection.ejections_total") == 0
 

@@ -86,8 +86,8 @@ def track_sentence(track: Track, ceiling: float) -> str:
     if track.state is FaultState.DRAINING:
         return f"No new requests, running ones may finish: {now}."
     if track.state is FaultState.QUARANTINED:
-        return f"Nothing for a while, it failed too often; at last {after}."
-    return f"Nothing: {now}."
+        return f"It gets nothing for a while, because it failed too often; at last {after}."
+    return f"It gets nothing: {now}."
 
 
 def for_track(track: Track, ceiling: float) -> Reason:
