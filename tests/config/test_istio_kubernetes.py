@@ -65,3 +65,19 @@ def test_what_cannot_be_is_told_with_its_path(kubernetes, said):
     with pytest.raises(ConfigError) as caught:
         load(**kubernetes)
     assert said in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("tier", "path"),
+    [
+        ({"subset": "v1", "labels": {"a": "b"}}, "labels"),
+        ({"endpoints": "instances"}, "endpoints"),
+    ],
+)
+def test_what_only_an_object_of_ours_could_have_is_doubted_where_weights_are_patched(tier, path):
+    document = mesh_config(kubernetes={"patch": [PATCH]}, tiers={"primary": tier})
+    doubts = {each.path for each in load_text(json.dumps(document)).doubts}
+    assert f"istio.models[0].tiers.primary.{path}" in doubts
+    document["istio"]["kubernetes"] = {}
+    doubts = {each.path for each in load_text(json.dumps(document)).doubts}
+    assert f"istio.models[0].tiers.primary.{path}" not in doubts

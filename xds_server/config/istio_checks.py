@@ -81,10 +81,26 @@ def doubts(raw: dict[str, Any]) -> Iterator[Problem]:
                 "certificate_file, or an address that only istiod reaches: it names no identity"
             )
             yield Problem.of("istio.config_source.listen", listen, expected)
+    if not _is_there(raw, "config_source"):
+        yield from _unmade(raw)
     both = [name for name in ("config_source", "kubernetes") if _is_there(raw, name)]
     if len(both) > 1:
         expected = "one of them: of two VirtualServices for a host the mesh obeys the older one, and both ways make one"
         yield Problem.of("istio", both, expected)
+
+
+def _unmade(raw: dict[str, Any]) -> Iterator[Problem]:
+    """Yield what tiers say that only objects of ours could have, where a model's weights are patched instead."""
+    patches = _list(_section(_section(raw, "istio"), "kubernetes").get("patch"))
+    patched = {each["model"] for each in patches}
+    for path, model in _models(raw):
+        if model["model"] not in patched:
+            continue
+        for where, tier in _mapped(path, model):
+            for key, unused in (("labels", {}), ("endpoints", "mesh")):
+                if tier.get(key, unused) != unused:
+                    expected = "nothing: no object is made for a model in istio.kubernetes.patch"
+                    yield Problem.of(join(where, key), tier[key], expected)
 
 
 def _is_there(raw: dict[str, Any], way: str) -> bool:
