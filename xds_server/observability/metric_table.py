@@ -413,7 +413,7 @@ GROUPS: dict[str, dict[str, Metric]] = {
             "counter",
             "requests",
             "Requests that the picker answered by itself: `shed`, `class_shed` (429), `not_ready` (503), `no_model`, "
-            "`unreadable`, `too_large`; and gateways that it cannot serve, `bad_message`.",
+            "`unreadable`, `too_large`, `overloaded` (too much is held); and gateways that it cannot serve, `bad_message`.",
             labels=("model", "reason"),
         ),
         "fleet_picker_landings_total": Metric(

@@ -283,6 +283,21 @@ def test_a_body_that_is_too_large_to_be_read_is_answered_at_once():
     assert talk(exchange, headers(), *pieces) == [[], [], ["413"], []]
 
 
+def test_all_bodies_together_may_be_held_up_to_a_limit_and_nothing_stays(monkeypatch):
+    monkeypatch.setattr("xds_server.istio.picker.exchange.MOST_HELD_BYTES", 1000)
+    here = desk(HELD)
+    slow, late, whole = Exchange(here), Exchange(here), Exchange(here)
+    assert talk(slow, headers(), body(b"x" * 600)) == [[], []]
+    assert talk(late, headers(), body(b"x" * 600)) == [[], ["503"]]
+    assert talk(whole, headers(), body(BODY, ends=True)) == [[], [TO, "body 32 end"]]
+    assert here.held_bytes == 600
+    slow.close()
+    assert here.held_bytes == 0
+    for each in (slow, late, whole):
+        each.close()
+    assert here.held_bytes == 0
+
+
 @pytest.mark.parametrize(
     ("unreadable", "expected"),
     [(Unreadable.REFUSE, [[], ["400"]]), (Unreadable.FORWARD, [[], [TO, "body 7 end"]])],
@@ -351,6 +366,7 @@ def test_no_order_of_messages_breaks_it_or_leaves_anything_counted(serves, messa
     assert ends <= 1
     exchange.close()
     assert here.picker.in_flight == {}
+    assert here.held_bytes == 0
 
 
 @settings(max_examples=100, deadline=None)

@@ -92,8 +92,7 @@ async def lab(folder: Path, *, grace_s: float = 30, **picker: Any) -> AsyncItera
 @asynccontextmanager
 async def an_agent(here: Lab) -> AsyncIterator[ScriptedAgent]:
     async with connected_agent(here.server.target, "host-1") as agent:
-        await agent.hello(1, NAMES)
-        await asyncio.wait_for(agent.welcome, 5)
+        await agent.greet(*NAMES)
         await agent.send(*(agent.sample(name) for name in NAMES))
         await here.server.event("server_warm")
         yield agent

@@ -50,6 +50,16 @@ UNNAMED = _answer(
 )
 
 
+TOO_MUCH_HELD = _answer(
+    503,
+    "Too many large requests are being read, please try again shortly.",
+    kind="server_error",
+    code="overloaded",
+    reason="overloaded",
+    retry_after_s=1,
+)
+
+
 def too_large(most_bytes: int) -> Answer:
     """Answer a body that has to be read and is too large for it."""
     return _answer(413, f"The body is larger than {most_bytes} bytes.", code="too_large")

@@ -19,6 +19,8 @@ from xds_server.istio.picker.proto import Answer
 from xds_server.istio.picker.tables import ModelTable, Tables, TierTable
 from xds_server.observability.metrics import Tally
 
+MOST_HELD_BYTES = 512 * 2**20
+"""Of all bodies together: clients that send slowly must not fill the memory of who decides for the fleet."""
 CONFORMANCE_SELECTION = "test-epp-endpoint-selection"
 """The conformance suite's request header that says what shall be picked."""
 
@@ -83,6 +85,8 @@ class Desk:
         self.options = options
         self.picker = Picker(chance=chance, most_endpoints=options.retries + 1)
         self.tally = tally
+        self.held_bytes = 0
+        """Of bodies that are held until their end."""
         self._unreadable = unreadable
         self._tables = Tables()
         self._asked: Asked | None = None

@@ -10,7 +10,7 @@ No I/O and no clock.
 from __future__ import annotations
 
 from xds_server.istio.picker import answers, proto
-from xds_server.istio.picker.decide import Desk, Request, Sent
+from xds_server.istio.picker.decide import MOST_HELD_BYTES, Desk, Request, Sent
 from xds_server.istio.picker.proto import (
     Answer,
     BadMessageError,
@@ -70,6 +70,10 @@ class Exchange:
 
     def close(self) -> None:
         """End the request, however it ended."""
+        self._let_go()
+        self._leave()
+
+    def _leave(self) -> None:
         if self._endpoint is not None:
             self._desk.picker.ended(self._endpoint)
             self._endpoint = None
@@ -107,9 +111,14 @@ class Exchange:
             return proto.chunks(message.data, is_request=True, is_last=message.is_last)
         self._held.append(message.data)
         self._held_bytes += len(message.data)
-        if self._held_bytes > self._desk.options.max_body_bytes:
-            self._desk.tally.add("fleet_picker_refusals_total", "", "too_large")
-            return self._answer(answers.too_large(self._desk.options.max_body_bytes))
+        desk = self._desk
+        desk.held_bytes += len(message.data)
+        if self._held_bytes > desk.options.max_body_bytes:
+            desk.tally.add("fleet_picker_refusals_total", "", "too_large")
+            return self._answer(answers.too_large(desk.options.max_body_bytes))
+        if desk.held_bytes > MOST_HELD_BYTES:
+            desk.tally.add("fleet_picker_refusals_total", "", "overloaded")
+            return self._answer(answers.TOO_MUCH_HELD)
         return self._decide_with_body(is_last=True) if message.is_last else []
 
     def _trailers(self, message: Trailers) -> list[bytes]:
@@ -117,7 +126,7 @@ class Exchange:
             return []
         if not message.is_request:
             self._response_over = True
-            self.close()
+            self._leave()
             return [proto.trailers(is_request=False)]
         self._request_over = True
         replies = [] if self._request is None else self._decide_with_body(is_last=False)
@@ -126,7 +135,8 @@ class Exchange:
     def _decide_with_body(self, *, is_last: bool) -> list[bytes]:
         assert self._request is not None
         body, request = b"".join(self._held), self._request
-        self._held, self._request = [], None
+        self._request = None
+        self._let_go()
         decision = self._desk.decide(request, body)
         if isinstance(decision, Answer):
             return self._answer(decision)
@@ -144,11 +154,16 @@ class Exchange:
 
     def _answer(self, answer: Answer) -> list[bytes]:
         self._is_answered = True
-        self._held.clear()
+        self._let_go()
         return [proto.immediate(answer)]
 
+    def _let_go(self) -> None:
+        self._held.clear()
+        self._desk.held_bytes -= self._held_bytes
+        self._held_bytes = 0
+
     def _count_at(self, endpoint: str) -> None:
-        self.close()
+        self._leave()
         self._endpoint = endpoint
         self._desk.picker.began(endpoint)
 
@@ -163,7 +178,7 @@ class Exchange:
             self._landed(sent, message.served)
             extra = _about(sent, message.served)
         if message.is_last:
-            self.close()
+            self._leave()
         if self._desk.options.obeys_conformance:
             extra[CONFORMANCE_SERVED] = (
                 message.served or "fail: missing destination endpoint served metadata"
@@ -186,7 +201,7 @@ class Exchange:
             return []
         if message.is_last:
             self._response_over = True
-            self.close()
+            self._leave()
         return proto.chunks(message.data, is_request=False, is_last=message.is_last)
 
 
