@@ -99,6 +99,6 @@ def _missing_subsets(model: MeshModel, rules: Sequence[Document]) -> Iterator[st
         if tier.subset and not tier.labels and (tier.host, tier.subset) not in known:
             yield (
                 f"No DestinationRule in namespace {model.namespace} has subset {tier.subset} of {tier.host}, where "
-                f"tier {tier.name} of {model.model} is: requests there would be answered with 503. Make one, or give "
-                "the subset's labels in istio.models, and we make it."
+                f"tier {tier.name} of {model.model} is: unless another namespace has one, requests there are answered "
+                "with 503. Make one, or give the subset's labels in istio.models, and we make it."
             )
