@@ -60,8 +60,7 @@ async def on_call(config, tmp_path, *names: str):
         running_server(config, tmp_path / "state", ["--grace-s", "0"]) as server,
         connected_agent(server.target) as agent,
     ):
-        await agent.hello(1, INSTANCES)
-        await asyncio.wait_for(agent.welcome, PATIENCE_S)
+        await agent.greet(*INSTANCES)
         for name in names:
             await agent.report(name)
         await server.event("server_warm")

@@ -88,8 +88,7 @@ async def test_diff_with_a_running_server_counts_what_it_knows_and_applies_nothi
         running_server(old, tmp_path / "state", ["--grace-s", "0"]) as server,
         connected_agent(server.target) as agent,
     ):
-        await agent.hello(1, INSTANCES)
-        await asyncio.wait_for(agent.welcome, PATIENCE_S)
+        await agent.greet(*INSTANCES)
         for name in INSTANCES:
             await agent.report(name)
         await server.event("server_warm")

@@ -142,8 +142,7 @@ async def test_the_server_lacks_no_verb_and_needs_every_one(tmp_path, roles, kub
             running_server(config, tmp_path / "state") as server,
             connected_agent(server.target) as agent,
         ):
-            await agent.hello(1, INSTANCES)
-            await agent.welcome
+            await agent.greet(*INSTANCES)
             for name in INSTANCES:
                 await agent.report(name)
             await server.event("istio_leadership_gained")

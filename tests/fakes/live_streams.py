@@ -23,7 +23,6 @@ from fleet_protos.telemetry.v1 import telemetry_pb2 as pb
 from tests.fakes.envoy import RealEnvoy, running_envoy
 from tests.fakes.scripted_engine import ScriptedEngine, scripted_engine
 from tests.fakes.telemetry_client import ScriptedAgent, connected_agent
-from tests.fakes.waiting import PATIENCE_S
 from tests.fakes.xds_process import XdsProcess, running_server
 from xds_server.resources.bootstrap import bootstrap
 
@@ -239,8 +238,7 @@ async def _scene(
             running_server(config, folder / "state", ["--push-gap-ms", "20"])
         )
         agent = await stack.enter_async_context(connected_agent(server.target))
-        await agent.hello(1, engines)
-        await asyncio.wait_for(agent.welcome, PATIENCE_S)
+        await agent.greet(*engines)
         await agent.send(*(agent.sample(name) for name in engines))
         await server.event("server_warm")
         start = bootstrap(

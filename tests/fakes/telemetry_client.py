@@ -41,6 +41,11 @@ class ScriptedAgent:
             )
         )
 
+    async def greet(self, *instances: str | pb.OwnedInstance, epoch: int = 1) -> None:
+        """Say hello, and wait to be welcome."""
+        await self.hello(epoch, instances)
+        await asyncio.wait_for(self.welcome, PATIENCE_S)
+
     def sample(self, instance: str, **facts: Any) -> pb.Sample:
         """Make the next sample of an instance: engine facts, and `draining`, by name."""
         self._sequence += 1

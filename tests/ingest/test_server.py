@@ -68,8 +68,7 @@ async def rig(topology: Topology, token: str | None = None):
 @asynccontextmanager
 async def greeted(made: Rig, *instances: str, name: str = "host-1", epoch: int = 1):
     async with connected_agent(made.target, name) as agent:
-        await agent.hello(epoch, instances)
-        await asyncio.wait_for(agent.welcome, PATIENCE_S)
+        await agent.greet(*instances, epoch=epoch)
         yield agent
 
 
@@ -208,8 +207,7 @@ async def test_with_the_token_an_agent_registers_its_instance(topology):
         rig(open_topology, TOKEN) as made,
         connected_agent(made.target, token=TOKEN) as agent,
     ):
-        await agent.hello(1, [owned])
-        await asyncio.wait_for(agent.welcome, PATIENCE_S)
+        await agent.greet(owned)
         await agent.report("n")
         assert (await made.sample()).instance == "n"
         assert made.registrations == 1

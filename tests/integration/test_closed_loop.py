@@ -113,8 +113,7 @@ async def proxy(
 @asynccontextmanager
 async def greeted(server: XdsProcess, *names: str, name: str = "host-1", epoch: int = 1):
     async with connected_agent(server.target, name) as agent:
-        await agent.hello(epoch, names)
-        await asyncio.wait_for(agent.welcome, PATIENCE_S)
+        await agent.greet(*names, epoch=epoch)
         yield agent
 
 

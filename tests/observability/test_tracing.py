@@ -84,8 +84,7 @@ async def test_a_push_is_one_trace_from_what_was_heard_to_what_a_proxy_accepted(
         connected_agent(server.target) as agent,
         grpc.aio.insecure_channel(server.target) as channel,
     ):
-        await agent.hello(1, INSTANCES)
-        await asyncio.wait_for(agent.welcome, PATIENCE_S)
+        await agent.greet(*INSTANCES)
         await agent.send(*(agent.sample(name) for name in INSTANCES))
         await server.event("server_warm", cause="telemetry")
         stream = channel.stream_stream(
@@ -155,8 +154,7 @@ async def test_nothing_is_traced_that_publishes_nothing(config, tmp_path):
         running_server(config, tmp_path / "state", ["--traces-url", got.url]) as server,
         connected_agent(server.target) as agent,
     ):
-        await agent.hello(1, INSTANCES)
-        await asyncio.wait_for(agent.welcome, PATIENCE_S)
+        await agent.greet(*INSTANCES)
         for turn in range(1, 6):
             await agent.send(*(agent.sample(name) for name in INSTANCES))
 
@@ -182,8 +180,7 @@ async def test_a_receiver_that_is_away_costs_traces_and_nothing_else(config, tmp
             running_server(config, tmp_path / "state", ["--traces-url", url]) as server,
             connected_agent(server.target) as agent,
         ):
-            await agent.hello(1, INSTANCES)
-            await asyncio.wait_for(agent.welcome, PATIENCE_S)
+            await agent.greet(*INSTANCES)
             await agent.send(*(agent.sample(name) for name in INSTANCES))
             await server.event("server_warm", cause="telemetry")
             await agent.report("a100-0", state=pb.ENGINE_STATE_DOWN)

@@ -48,8 +48,7 @@ async def run(*arguments: str) -> Result:
 
 
 async def greet(agent, epoch=1):
-    await agent.hello(epoch, INSTANCES)
-    await asyncio.wait_for(agent.welcome, PATIENCE_S)
+    await agent.greet(*INSTANCES, epoch=epoch)
     for name in INSTANCES:
         await agent.report(name)
 

@@ -47,11 +47,6 @@ def run(*arguments: str) -> Result:
     return CliRunner().invoke(app, arguments)
 
 
-async def greet(agent, *names, epoch=1):
-    await agent.hello(epoch, names)
-    await asyncio.wait_for(agent.welcome, PATIENCE_S)
-
-
 async def test_health_readiness_and_metrics_of_a_fresh_server(config, tmp_path):
     async with running_server(config, tmp_path / "state", ["--grace-s", "60"]) as server:
         assert await server.get("/healthz") == (200, "ok\n")
@@ -64,7 +59,7 @@ async def test_health_readiness_and_metrics_of_a_fresh_server(config, tmp_path):
             health = health_pb2_grpc.HealthStub(channel)
             answer = await health.Check(health_pb2.HealthCheckRequest())
             assert answer.status == health_pb2.HealthCheckResponse.NOT_SERVING
-            await greet(agent, *INSTANCES)
+            await agent.greet(*INSTANCES)
             for name in INSTANCES:
                 await agent.report(name)
             await server.event("server_warm", cause="telemetry")
@@ -132,7 +127,7 @@ async def test_an_operator_drains_an_instance_and_takes_it_back(config, tmp_path
         running_server(config, tmp_path / "state", ["--grace-s", "0"]) as server,
         connected_agent(server.target) as agent,
     ):
-        await greet(agent, *INSTANCES)
+        await agent.greet(*INSTANCES)
         for name in INSTANCES:
             await agent.report(name)
         assert (await server.post("/drain/nobody"))[0] == 404
@@ -192,7 +187,7 @@ async def test_authenticated_agents_register_their_instances_which_survive_a_res
         async with connected_agent(server.target, token="wrong") as stranger:
             assert (await stranger.refusal()).code == pb.Refusal.UNAUTHENTICATED
         async with connected_agent(server.target, token=TOKEN) as agent:
-            await greet(agent, owned)
+            await agent.greet(owned)
             await agent.report("n1")
             await server.event("instances_registered", instances=["n1"])
             await agent.report("n1")
@@ -307,7 +302,7 @@ async def test_sigterm_ends_the_server_in_order(config, tmp_path):
     async with running_server(config, tmp_path / "state", ["--grace-s", "0"]) as server:
         await server.event("server_warm")
         async with connected_agent(server.target) as agent:
-            await greet(agent, *INSTANCES)
+            await agent.greet(*INSTANCES)
             assert await server.stop() == 0
         assert server.named("server_stopped")
         assert "Traceback" not in server.text
