@@ -76,7 +76,7 @@ def listed(*rows: dict[str, Any], **changes: Any) -> dict[str, Any]:
 CASES = {
     "zero": (
         {"models__i0__limit": {"tokens_per_second": 0}},
-        "models[0].limit.tokens_per_second: 0: expected a number above 0",
+        "models[0].limit.tokens_per_second: 0: expected a number of at least 0.001",
     ),
     "more than a bucket holds": (
         {"models__i0__limit": {"tokens_per_second": 2e9}},
@@ -183,7 +183,7 @@ CASES = {
     ),
     "no burst": (
         {"policy__admission": {"burst_s": 0}},
-        "policy.admission.burst_s: 0: expected a number above 0",
+        "policy.admission.burst_s: 0: expected a number of at least 0.001",
     ),
     "no division": (
         {"policy__admission": {"divisions": 0}},

@@ -381,7 +381,7 @@ BAD_VALUES = [
         id="flush-beyond-the-window",
     ),
     pytest.param(
-        "policy.evidence.flush_s", 0, "policy.evidence.flush_s: 0: a number above 0", id="no-flush"
+        "policy.evidence.flush_s", 0, "policy.evidence.flush_s: 0: a number of at least 0.001", id="no-flush"
     ),
     pytest.param(
         "policy.evidence.failure_ratio", 50,

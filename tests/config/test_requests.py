@@ -208,7 +208,7 @@ CLASS_PROBLEMS = {
     "no quota": (class_change(0, quota_ratio=0), "classes[0].quota_ratio: 0: a number above 0"),
     "no time": (
         class_change(0, header_timeout_s=0),
-        "classes[0].header_timeout_s: 0: a number above 0",
+        "classes[0].header_timeout_s: 0: a number of at least 0.001",
     ),
     "too many retries": (
         class_change(0, retries=4),

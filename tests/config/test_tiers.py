@@ -104,7 +104,7 @@ PROBLEMS = {
     ),
     "a time-out of nothing": (
         {"policy": {"health": {"timeout_s": 0}}},
-        "policy.health.timeout_s: 0: a number above 0",
+        "policy.health.timeout_s: 0: a number of at least 0.001",
     ),
     "no failed check": (
         {"policy": {"health": {"unhealthy": 0}}},

@@ -28,11 +28,11 @@ def check_answer(path: str, answer: Any, classes: frozenset[str]) -> Iterator[Pr
     """
     if not isinstance(answer, dict):
         return
-    yield from _check_size(path, answer)
+    yield from _check_json(path, answer)
     names: dict[str, str] = {}
     count = 0
     for where, template in _templates(path, answer):
-        yield from _check_size(where, template)
+        yield from _check_json(where, template)
         name = template.get("name")
         if isinstance(name, str):
             if name in RESERVED:
@@ -64,13 +64,36 @@ def doubts(path: str, answer: Any) -> Iterator[Problem]:
             yield Problem.of(join(where, "retry_after_s"), MISSING, expected)
 
 
+def _check_json(path: str, answer: dict[str, Any]) -> Iterator[Problem]:
+    yield from _check_size(path, answer)
+    body = answer.get("json")
+    choices = _list(body.get("choices")) if isinstance(body, dict) else []
+    if not all(isinstance(each, dict) for each in choices):
+        return  # then it is no completion, and sent as it is
+    for index, choice in enumerate(choices):
+        at = join(join(join(join(path, "json"), "choices"), index), "message")
+        message = choice.get("message", {})
+        if not isinstance(message, dict):
+            yield Problem.of(at, message, "a mapping, like {content: ...}")
+            continue
+        calls = message.get("tool_calls")
+        for number, call in enumerate(_list(calls)):
+            if not isinstance(call, dict):
+                where = join(join(at, "tool_calls"), number)
+                yield Problem.of(where, call, "a mapping: a call of a function")
+
+
 def _check_size(path: str, answer: dict[str, Any]) -> Iterator[Problem]:
     try:
         size = len(
-            json.dumps(answer.get("json"), ensure_ascii=False, separators=(",", ":")).encode()
+            json.dumps(
+                answer.get("json"), ensure_ascii=False, separators=(",", ":"), allow_nan=False
+            ).encode()
         )
     except (TypeError, ValueError):
-        expected = "values that JSON has: no dates, no binaries, keys that are text"
+        expected = (
+            "values that JSON has: no dates, no binaries, no .nan or .inf, keys that are text"
+        )
         yield Problem(join(path, "json"), show(answer.get("json")), expected)
         return
     if size > ANSWER_MOST_BYTES:

@@ -69,15 +69,19 @@ def _check_models(raw: dict[str, Any]) -> Iterator[Problem]:
         yield from models.claim(join(path, "name"), model.get("name"))
         match = model.get("match")
         match = match if isinstance(match, dict) else {}
-        for domain in _list(match.get("domains", ["*"])):
+        domains = _Seen("a domain that the model has once, in capitals or not")
+        for number, text in enumerate(_list(match.get("domains", ["*"]))):
+            domain = str(text).lower()
+            at = join(join(join(path, "match"), "domains"), number)
+            yield from domains.claim(at, domain, shown=text)
             where = join(join(path, "match"), "prefix")
             prefix = match.get("prefix", "/v1/")
             listed = match.get("models")
             if not listed or match.get("default") is True:
-                yield from matches.claim(where, (str(domain), str(prefix)), shown=prefix)
+                yield from matches.claim(where, (domain, str(prefix)), shown=prefix)
             for index, name in enumerate(_list(listed)):
                 at = join(join(join(path, "match"), "models"), index)
-                key = (str(domain), str(prefix), str(name))
+                key = (domain, str(prefix), str(name))
                 yield from names.claim(at, key, shown=name)
         tiers = _Seen("a name that no other tier of this model has")
         for tier_path, tier in _mappings(model.get("tiers"), join(path, "tiers")):

@@ -6,11 +6,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from xds_server.config.problems import MISSING, Problem, join
+from xds_server.config.values import is_taken
 
-_TAKEN_HEADERS = frozenset({"content-length", "host", "transfer-encoding", "x-no-fallback"})
-"""They mean something else already."""
-_TAKEN_PREFIX = "x-envoy-"
-"""Envoy removes or rewrites these."""
 DEFAULT_PREFIX = "/v1/"
 """Of models."""
 _RATIOS = ("demand_ratio", "quota_ratio")
@@ -85,11 +82,10 @@ def _check_match(
         expected = "a header or a prefix; no match at all for the class that takes the rest"
         yield Problem.of(path, match, expected)
     if isinstance(header, str):
-        lower = header.lower()
-        if lower in _TAKEN_HEADERS or lower.startswith(_TAKEN_PREFIX):
+        if is_taken(header):
             expected = "a header that means nothing else to proxies"
             yield Problem.of(join(path, "header"), header, expected)
-        header = lower
+        header = header.lower()
     key = (header, value, prefix)
     if any(part is not None for part in key) and all(
         part is None or isinstance(part, str) for part in key

@@ -7,16 +7,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from xds_server.config.problems import MISSING, Problem, join
+from xds_server.config.values import is_taken
 from xds_server.core.policy import AdmissionPolicy
 
-_TAKEN_HEADERS = frozenset(
-    {
-        "connection", "content-length", "content-type", "host", "te", "transfer-encoding", "upgrade",
-        "x-estimated-tokens", "x-no-fallback", "x-request-id",
-    }
-)  # fmt: skip
-"""They are the same for all tenants, differ from request to request, or are set by proxies."""
-_TAKEN_PREFIXES = ("x-envoy-", "x-fleet-", "x-forwarded-")
 _SHA_256 = re.compile(r"[0-9a-f]{64}")
 _VALUE = re.compile(r"[\x21-\x7e]([\x20-\x7e]*[\x21-\x7e])?")
 """What a header can say; proxies drop spaces around it."""
@@ -60,11 +53,9 @@ def _check_tier(path: str, tier: dict[str, Any]) -> Iterator[Problem]:
 
 def _check_tenants(tenants: dict[str, Any]) -> Iterator[Problem]:
     header = tenants.get("header")
-    if isinstance(header, str):
-        lower = header.lower()
-        if lower in _TAKEN_HEADERS or lower.startswith(_TAKEN_PREFIXES):
-            expected = "a header that names a tenant, like authorization or x-tenant"
-            yield Problem.of("tenants.header", header, expected)
+    if isinstance(header, str) and is_taken(header):
+        expected = "a header that names a tenant, like authorization or x-tenant"
+        yield Problem.of("tenants.header", header, expected)
     hashed = tenants.get("hashed") is True
     names: dict[str, str] = {}
     keys: dict[str, str] = {}

@@ -15,7 +15,7 @@ from enum import Enum
 from types import NoneType, UnionType
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
-from pydantic import BaseModel, ConfigDict, Field, Strict, create_model
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, Strict, create_model
 
 
 class Section(BaseModel):
@@ -24,6 +24,26 @@ class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
+SECONDS_MIN = 0.001
+"""Less is nothing to Envoy, or never."""
+SECONDS_MAX = 1_000_000_000
+"""Thirty years; protobuf's durations end at ten thousand."""
+WHOLE_MAX = 1_000_000_000
+"""Envoy's counts are of 32 bits."""
+
+
+def is_printed(text: str) -> bool:
+    """Whether a text is of ASCII that is seen: all that there is in a path or a host."""
+    return text.isascii() and text.isprintable() and " " not in text
+
+
+def _is_path(text: str) -> str:
+    if not is_printed(text):
+        raise ValueError("a path of printable ASCII without spaces, others as %20")
+    return text
+
+
+Path = Annotated[str, Field(pattern=r"^/"), AfterValidator(_is_path)]
 Number = Annotated[float, Strict(), Field(allow_inf_nan=False)]
 Whole = Annotated[int, Strict()]
 Ratio = Annotated[Number, Field(ge=0, le=1)]
@@ -100,7 +120,7 @@ def _annotated(name: str, kind: Any) -> Any:
     if kind is bool:
         return Annotated[bool, Strict()]
     if kind is str:
-        return Annotated[str, Field(pattern=r"^/")] if name == "path" else str
+        return Path if name == "path" else str
     if get_origin(kind) is UnionType:
         (inner,) = (each for each in get_args(kind) if each is not NoneType)
         return _annotated(name, inner) | None
@@ -108,7 +128,11 @@ def _annotated(name: str, kind: Any) -> Any:
         inner = get_args(kind)[0]
         return tuple[_annotated(name, inner), ...]  # type: ignore[misc]
     number: Any = Whole if kind is int else Number
-    low: dict[str, Any] = {"gt": 0} if name in _POSITIVE else {"ge": 0}
+    bounds: dict[str, Any] = {"gt": 0} if name in _POSITIVE else {"ge": 0}
     if name.endswith("_ratio") or name in _RATIOS or name == "stages":
-        return Annotated[number, Field(**low, le=1)]
-    return Annotated[number, Field(**low)]
+        bounds["le"] = 1
+    elif name.endswith("_s") and not name.endswith("_per_s"):
+        bounds = {"ge": SECONDS_MIN if name in _POSITIVE else 0, "le": SECONDS_MAX}
+    elif kind is int and not name.endswith("_bytes"):
+        bounds["le"] = WHOLE_MAX
+    return Annotated[number, Field(**bounds)]

@@ -12,15 +12,18 @@ from typing import Annotated, Any, Literal
 from pydantic import Discriminator, Field, Strict, Tag
 
 from xds_server.config.istio_schema import IstioSection
-from xds_server.config.mirror import Number, Ratio, Whole, mirror
+from xds_server.config.mirror import SECONDS_MAX, Number, Path, Ratio, Whole, mirror
 from xds_server.config.values import (
     COUNT_MAX,
     LIST,
     MAPPING,
     RATE_MAX,
+    RATE_MIN,
+    TOKENS_MAX,
     Address,
     AnswerStatus,
     Domain,
+    Duration,
     HeaderName,
     Ip,
     Keyword,
@@ -28,7 +31,9 @@ from xds_server.config.values import (
     Listen,
     ListenerPort,
     Name,
+    Prefix,
     PublicName,
+    Shown,
     Text,
     Written,
 )
@@ -62,7 +67,7 @@ class Match(Written):
 
     domains: Annotated[list[Domain], Field(min_length=1)] = Field(default_factory=lambda: ["*"])
     """Host names, exact or with a `*` at one end."""
-    prefix: Annotated[str, Field(pattern=r"^/")] = "/v1/"
+    prefix: Prefix = "/v1/"
     """Start of the path."""
     models: Annotated[list[PublicName], Field(min_length=1)] | None = None
     """What the body's `model` must be: the model's public name and its aliases. Several models can then share
@@ -91,8 +96,8 @@ class Discover(Written):
 class RateLimit(Written):
     """The most that the whole fleet of proxies admits; left out = no limit."""
 
-    requests_per_second: Annotated[Number, Field(gt=0, le=RATE_MAX)] | None = None
-    tokens_per_second: Annotated[Number, Field(gt=0, le=RATE_MAX)] | None = None
+    requests_per_second: Annotated[Number, Field(ge=RATE_MIN, le=RATE_MAX)] | None = None
+    tokens_per_second: Annotated[Number, Field(ge=RATE_MIN, le=RATE_MAX)] | None = None
     """Tokens of the prompt, estimated from its size, and those that may be generated."""
 
 
@@ -109,8 +114,8 @@ class MaxTokensSection(Written):
     """How `max_tokens` and `max_completion_tokens` are shortened: max(floor, scale x asked), never more than asked."""
 
     scale: Annotated[Ratio, Field(gt=0)] = 0.5
-    floor: Annotated[Whole, Field(ge=1)] = 16
-    when_absent: Annotated[Whole, Field(ge=1)] | None = None
+    floor: Annotated[Whole, Field(ge=1, le=TOKENS_MAX)] = 16
+    when_absent: Annotated[Whole, Field(ge=1, le=TOKENS_MAX)] | None = None
     """The `max_tokens` of completions that ask for none; left out = they stay without."""
 
 
@@ -120,7 +125,7 @@ class StaticText(Written):
     status: AnswerStatus = 200
     json_: Annotated[dict[str, Any], Field(alias="json")]
     """The JSON body, at most 64 KiB; the answers of streaming and of text requests are derived from it."""
-    retry_after_s: Annotated[Whole, Field(ge=0)] | None = None
+    retry_after_s: Annotated[Whole, Field(ge=0, le=SECONDS_MAX)] | None = None
     """The header `retry-after`; left out = none."""
 
 
@@ -160,7 +165,7 @@ class AffinitySection(Written):
     """Request header that names the session; a request without it goes by weight."""
     cookie: Text | None = None
     """The same by a cookie."""
-    cookie_ttl_s: Annotated[Number, Field(ge=0)] | None = None
+    cookie_ttl_s: Annotated[Number, Field(ge=0, le=SECONDS_MAX)] | None = None
     """Proxies give clients without the cookie one that lives this long; 0 = until the client ends."""
     overflow_ratio: Annotated[Number, Field(ge=1, le=100)] | None = None
     """An instance with this many times its share of a proxy's running requests gets no more: some sessions lose
@@ -171,7 +176,7 @@ class TierSection(Written):
     """One level of a model's chain."""
 
     name: Name
-    serves: Text | None = None
+    serves: Shown | None = None
     """What this tier's engines call their model: the body's `model` is rewritten to it, and `x-served-model` says it.
     Left out = the model's own name; bodies that cannot name another are then passed on as they are."""
     instances: (
@@ -188,7 +193,7 @@ class TierSection(Written):
     answer: Answer | None = None
     affinity: AffinitySection | None = None
     """Left out = every request goes by weight."""
-    health_path: Annotated[str, Field(pattern=r"^/")] | None = None
+    health_path: Path | None = None
     """What proxies ask this tier's engines for; left out = `policy.health.path`."""
     telemetry: TelemetryKind | None = None
     """`orca`: engines say their load in response headers (vLLM, Triton), besides or in place of agents;
@@ -212,9 +217,9 @@ class ClassMatch(Written):
 
     header: HeaderName | None = None
     """A request header that is there. Clients set it: let a gateway in front do so where they are not trusted."""
-    value: Text | None = None
+    value: Shown | None = None
     """What it must say; left out = anything."""
-    prefix: Annotated[str, Field(pattern=r"^/")] | None = None
+    prefix: Prefix | None = None
     """Start of the path."""
 
 
@@ -224,7 +229,7 @@ class ClassSection(Written):
     name: Name
     match: ClassMatch | None = None
     """The first class that fits is a request's; exactly one class has no match and takes the rest."""
-    header_timeout_s: Annotated[Number, Field(gt=0)] | None = None
+    header_timeout_s: Duration | None = None
     """Time to response headers per attempt; left out = 2 for the first class, 15 for the last, 5 between."""
     retries: Annotated[Whole, Field(ge=0, le=3)] | None = None
     """More attempts on a failing tier before the next one is tried; left out = 0 for the first class, 3 for

@@ -7,15 +7,12 @@ from collections.abc import Iterator
 from typing import Any
 
 from xds_server.config.problems import MISSING, Problem, join
+from xds_server.config.values import is_taken
 
 _OPTIONS = ("affinity", "health_path", "telemetry")
 """Options of tiers with engines."""
 _TOKEN = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 """A cookie's name, RFC 6265 section 4.1.1."""
-_TAKEN_HEADERS = frozenset(
-    {"connection", "content-length", "content-type", "host", "transfer-encoding"}
-)
-"""They are the same for all clients, or for none: a hash of them is no session."""
 
 
 def check_tiers(path: str, model: dict[str, Any], policy: dict[str, Any]) -> Iterator[Problem]:
@@ -68,6 +65,6 @@ def _check_affinity(path: str, affinity: dict[str, Any]) -> Iterator[Problem]:
         yield Problem.of(join(path, "cookie"), MISSING, "the cookie that lives cookie_ttl_s")
     if isinstance(cookie, str) and cookie and not _TOKEN.fullmatch(cookie):
         yield Problem.of(join(path, "cookie"), cookie, "the name of a cookie, like session")
-    if isinstance(header, str) and header.lower() in _TAKEN_HEADERS:
+    if isinstance(header, str) and is_taken(header):
         expected = "a header that differs from session to session"
         yield Problem.of(join(path, "header"), header, expected)
