@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from tests.fakes.brain import gpu, sample
 from xds_server.core import faults
-from xds_server.core.faults import Condition, Context, Track
+from xds_server.core.faults import Context, Track
+from xds_server.core.finding import Condition, judge
 from xds_server.core.plan import FaultState
 from xds_server.core.policy import RecoveryPolicy
 from xds_server.core.sample import EngineState, GpuHealth, TokenProbe, TokenResult
@@ -43,7 +44,7 @@ class Instance:
 
     def settle(self, now, *, fresh):
         self.now = now
-        finding = faults.judge(self.last)
+        finding = judge(self.last)
         self.track = faults.settle(self.track, finding, at(now, self.policy), fresh=fresh)
         return self.track
 
@@ -111,7 +112,7 @@ class Instance:
     ],
 )
 def test_what_a_sample_means(facts, condition, cause):
-    finding = faults.judge(sample("a", 0.0, **facts))
+    finding = judge(sample("a", 0.0, **facts))
     assert (finding.condition, finding.cause) == (condition, cause)
 
 
@@ -411,7 +412,7 @@ def test_a_dead_hosts_silence_keeps_its_instance_down_until_the_trial():
     assert (trial.state, trial.cause) == (FaultState.RECOVERING, "silent_trial")
     assert faults.ceiling(trial, POLICY) == 0.10
     assert faults.deadline(trial, heard, POLICY) == inf
-    assert faults.settle(trial, faults.judge(one.last), at(9000.0), fresh=False).stage == 0
+    assert faults.settle(trial, judge(one.last), at(9000.0), fresh=False).stage == 0
 
 
 def test_a_trial_goes_on_with_evidence():

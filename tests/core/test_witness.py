@@ -8,6 +8,7 @@ from tests.fakes.brain import sample
 from xds_server.core import faults, witness
 from xds_server.core.evidence import IN_ROW, RATE
 from xds_server.core.faults import Context
+from xds_server.core.finding import judge
 from xds_server.core.inputs import Evidence
 from xds_server.core.plan import FaultState
 from xds_server.core.policy import RecoveryPolicy
@@ -57,7 +58,7 @@ class Instance:
 
     @property
     def finding(self):
-        return None if self.last is None else faults.judge(self.last)
+        return None if self.last is None else judge(self.last)
 
     @property
     def ceiling(self):

@@ -11,6 +11,7 @@ from math import inf
 
 from xds_server.core import faults, flow, freshness, hysteresis, pressure, vram, witness
 from xds_server.core.faults import Context, Track
+from xds_server.core.finding import Condition, judge
 from xds_server.core.hysteresis import Latch
 from xds_server.core.inputs import Evidence
 from xds_server.core.model import Instance
@@ -183,7 +184,7 @@ def elapse(state: InstanceState, policy: Policy, now: float) -> InstanceState:
     age = freshness.classify(observed_at, policy.telemetry, now)
     fresh = age is _FRESH
     context = Context(state.instance.id, policy.recovery, now)
-    finding = None if sample is None else faults.judge(sample)
+    finding = None if sample is None else judge(sample)
     track = faults.settle(state.track, finding, context, fresh=fresh)
     watch, throttle, held = state.vram, state.throttle, state.held
     load = state.pressure
@@ -249,7 +250,7 @@ def hear(state: InstanceState, evidence: Evidence, policy: Policy, now: float) -
     track = witness.witness(
         state.track,
         evidence,
-        None if sample is None else faults.judge(sample),
+        None if sample is None else judge(sample),
         Context(state.instance.id, policy.recovery, now),
         fresh=freshness.classify(observed_at, policy.telemetry, now) is _FRESH,
     )
@@ -265,7 +266,7 @@ def _late(state: InstanceState, sample: Sample, policy: Policy, now: float) -> I
     slots = state.instance.capacity or sample.engine.slots or state.slots
     # A fault that was true a while ago is still the last known truth; good news must be fresh.
     track = state.track
-    if faults.judge(sample).condition is faults.Condition.FAULT or sample.draining:
+    if judge(sample).condition is Condition.FAULT or sample.draining:
         track = faults.observe(track, sample, Context(state.instance.id, policy.recovery, now))
     load = pressure.read(
         sample.engine,

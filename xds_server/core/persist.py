@@ -11,16 +11,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from enum import StrEnum
 from functools import partial
-from math import isfinite
-from typing import Any, TypeVar
+from typing import Any
 
 from xds_server.core import assemble, faults, force, hysteresis, instance, spill
 from xds_server.core.assemble import Place, Seed
 from xds_server.core.faults import Track
 from xds_server.core.levels import LevelTrack
 from xds_server.core.model import Instance, InstanceId, Model, Tier, TierName, Topology
+from xds_server.core.node import Node
 from xds_server.core.plan import (
     EndpointHealth,
     FaultState,
@@ -38,7 +37,6 @@ from xds_server.core.state import FleetState, Forced, InstanceState, ModelState,
 from xds_server.core.vram import VramWatch
 
 VERSION = 1
-_E = TypeVar("_E", bound=StrEnum)
 _LAST_UNIX_S = 253402300799.0
 """The end of the year 9999: dates have no later one."""
 _RESTORED = Reason(rule="restored", text="Restored: the control plane restarted.")
@@ -104,7 +102,7 @@ def restore(
     Raises:
         ValueError: The document is not one of this version; the text names path, value and expectation.
     """
-    root = _Node("state", data)
+    root = Node("state", data)
     version = root.get("version").integer(low=0)
     if version != VERSION:
         raise ValueError(f"state.version: {version}; expected {VERSION}")
@@ -201,7 +199,7 @@ def _age(since: float | None, now: float) -> float | None:
 
 
 def _restore_model(
-    model: Model, kept: _Node | None, policy: Policy, now: float, away_s: float
+    model: Model, kept: Node | None, policy: Policy, now: float, away_s: float
 ) -> ModelState:
     tiers = {} if kept is None else kept.get("tiers").mapping()
     known: dict[Place, InstanceState] = {}
@@ -250,7 +248,7 @@ def _restore_model(
     )
 
 
-def _restore_forced(kept: _Node, written_at: float) -> Forced | None:
+def _restore_forced(kept: Node, written_at: float) -> Forced | None:
     node = kept.mapping().get("forced")
     if node is None or node.value is None:
         return None
@@ -263,7 +261,7 @@ def _restore_forced(kept: _Node, written_at: float) -> Forced | None:
     )
 
 
-def _restore_tier_plan(tier: Tier, node: _Node, published: tuple[InstancePlan, ...]) -> TierPlan:
+def _restore_tier_plan(tier: Tier, node: Node, published: tuple[InstancePlan, ...]) -> TierPlan:
     return TierPlan(
         name=tier.name,
         level=node.get("published_level").choice(Level),
@@ -278,7 +276,7 @@ def _restore_tier_plan(tier: Tier, node: _Node, published: tuple[InstancePlan, .
     )
 
 
-def _restore_spills(kept: _Node, tiers: tuple[TierSpill, ...]) -> SpillState:
+def _restore_spills(kept: Node, tiers: tuple[TierSpill, ...]) -> SpillState:
     return replace(
         spill.initial(len(tiers)),
         tiers=tiers,
@@ -287,7 +285,7 @@ def _restore_spills(kept: _Node, tiers: tuple[TierSpill, ...]) -> SpillState:
     )
 
 
-def _restore_spill(node: _Node) -> TierSpill:
+def _restore_spill(node: Node) -> TierSpill:
     return TierSpill(
         spill=node.get("spill").number(low=0.0, high=1.0),
         published=node.get("published").number(low=0.0, high=1.0),
@@ -297,13 +295,13 @@ def _restore_spill(node: _Node) -> TierSpill:
     )
 
 
-def _is_same(configured: Instance, node: _Node) -> bool:
+def _is_same(configured: Instance, node: Node) -> bool:
     host, port = node.get("host").text(), node.get("port").integer(low=0)
     return (configured.host, configured.port) == (host, port)
 
 
 def _restore_instance(
-    configured: Instance, node: _Node, policy: Policy, now: float
+    configured: Instance, node: Node, policy: Policy, now: float
 ) -> InstanceState:
     state = node.get("state").choice(FaultState)
     left_s = node.get("left_s").optional_number(low=0.0)
@@ -337,7 +335,7 @@ def _restore_instance(
     )
 
 
-def _published(state: InstanceState, node: _Node) -> InstancePlan:
+def _published(state: InstanceState, node: Node) -> InstancePlan:
     ceiling = state.ceiling
     return InstancePlan(
         id=state.instance.id,
@@ -349,79 +347,3 @@ def _published(state: InstanceState, node: _Node) -> InstancePlan:
         pressure=None,
         basis=_RESTORED,
     )
-
-
-class _Node:
-    """A value with its path, for errors that say where and what was expected."""
-
-    __slots__ = ("path", "value")
-
-    def __init__(self, path: str, value: object) -> None:
-        self.path = path
-        self.value = value
-
-    def get(self, key: str) -> _Node:
-        value = self._as_mapping()
-        if key not in value:
-            raise ValueError(f"{self.path}.{key}: missing")
-        return _Node(f"{self.path}.{key}", value[key])
-
-    def mapping(self) -> dict[str, _Node]:
-        return {
-            str(key): _Node(f"{self.path}.{key}", value)
-            for key, value in self._as_mapping().items()
-        }
-
-    def items(self) -> list[_Node]:
-        if not isinstance(self.value, list):
-            raise self._wrong("a list")
-        return [_Node(f"{self.path}[{n}]", value) for n, value in enumerate(self.value)]
-
-    def number(self, *, low: float = float("-inf"), high: float = float("inf")) -> float:
-        value = self.value
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise self._wrong("a number")
-        if not isfinite(value) or not low <= value <= high:
-            raise self._wrong(f"a finite number from {low} to {high}")
-        return float(value)
-
-    def optional_number(
-        self, *, low: float = float("-inf"), high: float = float("inf")
-    ) -> float | None:
-        return None if self.value is None else self.number(low=low, high=high)
-
-    def integer(self, *, low: int) -> int:
-        value = self.value
-        if isinstance(value, bool) or not isinstance(value, int) or value < low:
-            raise self._wrong(f"an integer of at least {low}")
-        return value
-
-    def optional_integer(self, *, low: int) -> int | None:
-        return None if self.value is None else self.integer(low=low)
-
-    def text(self) -> str:
-        if not isinstance(self.value, str):
-            raise self._wrong("a string")
-        return self.value
-
-    def optional_text(self) -> str | None:
-        return None if self.value is None else self.text()
-
-    def flag(self) -> bool:
-        if not isinstance(self.value, bool):
-            raise self._wrong("true or false")
-        return self.value
-
-    def choice(self, kind: type[_E]) -> _E:
-        try:
-            return kind(self.text())
-        except ValueError:
-            raise self._wrong("one of " + ", ".join(kind)) from None
-
-    def _as_mapping(self) -> Mapping[str, Any]:
-        if not isinstance(self.value, Mapping):
-            raise self._wrong("a mapping")
-        return self.value
-
-    def _wrong(self, expected: str) -> ValueError:
-        return ValueError(f"{self.path}: {self.value!r}; expected {expected}")

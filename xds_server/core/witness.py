@@ -17,7 +17,8 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from xds_server.core import faults
-from xds_server.core.faults import Condition, Context, Finding, Track
+from xds_server.core.faults import Context, Track
+from xds_server.core.finding import Condition, Finding
 from xds_server.core.inputs import Evidence
 from xds_server.core.plan import FaultState
 
