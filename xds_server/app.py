@@ -37,6 +37,7 @@ from xds_server.ingest.registry import Registry
 from xds_server.ingest.server import SERVICE, TelemetryServer
 from xds_server.istio.builders import builders
 from xds_server.istio.parts import IstioParts
+from xds_server.keeping import keep
 from xds_server.listening import StartError, bound, listen_for_xds
 from xds_server.loop.control_loop import ControlLoop
 from xds_server.loop.limit_divider import LimitDivider
@@ -56,6 +57,7 @@ from xds_server.resources.names import cluster_name
 from xds_server.resources.snapshot import Snapshot
 from xds_server.store.row import Kind, Query, Row
 from xds_server.store.store import EventStore, Retention, StoreError
+from xds_server.warm_up import WarmUp
 from xds_server.xds.cache import SnapshotCache
 from xds_server.xds.health import Health, add_health_and_reflection
 from xds_server.xds.server import SERVICE_NAMES, XdsServer
@@ -63,9 +65,6 @@ from xds_server.xds.transport import make_server, tune_gc
 
 EXPIRY_S = 10.0
 """How often registered instances without an owner are looked for."""
-GRACE_STEP_S = 0.1
-LONGEST_PAUSE_S = 60.0
-"""Before a part that fails is run again; one that ran longer than this begins anew with short ones."""
 STOP_GRACE_S = 0.5
 """How long streams may take to end; proxies reconnect and keep what they have meanwhile."""
 SERVED = (*SERVICE_NAMES, SERVICE, *EVIDENCE_SERVICES)
@@ -186,6 +185,7 @@ class App:
             clock=clock,
             config_version=lambda: config_version(self.topology.config.text),
         )
+        self.warm_up = WarmUp(self.loop, self.topology, self.history, clock, settings.grace_s)
         self.access = Access.of(settings)
         self.admin = AdminServer(self._inside(), settings.admin_tls)
         self._health: Health | None = None
@@ -226,9 +226,9 @@ class App:
         await self.loop.prepare()
         self.loop.step()
         if self._is_restored:
-            self._warm_up("restored")
+            self.warm_up.end("restored")
             self.loop.step()
-        self._health = await self._add_services(server)
+        self._health = self.warm_up.health = await self._add_services(server)
         await server.start()
         self.xds_port = xds_port
         self._say_started(xds_port, listening.getsockname()[1])
@@ -239,7 +239,7 @@ class App:
         try:
             async with asyncio.TaskGroup() as group:
                 tasks = [
-                    group.create_task(self._keep(name, part), name=name)
+                    group.create_task(keep(name, part, self._clock, self.tally), name=name)
                     for name, part in self._parts().items()
                 ]
                 tasks.append(group.create_task(self._manager.beat(), name="watchdog"))
@@ -281,27 +281,10 @@ class App:
     def _has_streams(self) -> bool:
         return bool(self.telemetry.streams or self.xds.status() or self.evidence.streams)
 
-    async def _keep(self, name: str, part: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Run a part again after whatever goes wrong in it, later each time it fails soon."""
-        delay_s = 1.0
-        while True:
-            began = self._clock()
-            try:
-                await part()
-            except Exception:  # noqa: BLE001 - one part must not end the others
-                if self._clock() - began > LONGEST_PAUSE_S:
-                    delay_s = 1.0
-                self.tally.add("fleet_control_loop_errors_total", name)
-                self._log.exception(logs.PART_FAILED, part=name, again_in_s=delay_s)
-                await asyncio.sleep(delay_s)
-                delay_s = min(LONGEST_PAUSE_S, 2 * delay_s)
-            else:
-                return
-
     def _parts(self) -> dict[str, Callable[[], Coroutine[Any, Any, None]]]:
         return {
             "loop": self.loop.run,
-            "warm-up": self._wait_for_telemetry,
+            "warm-up": self.warm_up.wait,
             "config-watch": self.topology.watch,
             "config-reload": self.topology.follow_file,
             "registrations": self.topology.follow_agents,
@@ -350,31 +333,6 @@ class App:
         finally:
             for number in actions:
                 loop.remove_signal_handler(number)
-
-    # Warm-up.
-
-    async def _wait_for_telemetry(self) -> None:
-        """Answer proxies once every instance was heard of, or the grace period is over.
-
-        Where agents register instances, nobody knows how many will come: the period is waited for.
-        """
-        if self.loop.is_warm:
-            return
-        end = self._clock() + self.settings.grace_s
-        while self._clock() < end:
-            if not self.loop.silent and not self.topology.config.discovers:
-                self._warm_up("telemetry")
-                break
-            await asyncio.sleep(min(GRACE_STEP_S, max(0.0, end - self._clock())))
-        else:
-            self._warm_up("grace_over")
-        if self._health is not None:
-            await self._health.set(serving=True)
-
-    def _warm_up(self, cause: str) -> None:
-        self._log.info(logs.SERVER_WARM, cause=cause, silent=logs.listed(self.loop.silent))
-        self.history.process("server_warm", f"Proxies are answered: {cause.replace('_', ' ')}.")
-        self.loop.warm_up()
 
     # What changes while running.
 

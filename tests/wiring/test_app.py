@@ -14,12 +14,14 @@ from structlog.testing import capture_logs
 from tests.fakes.waiting import PATIENCE_S, until
 from tests.fakes.xds_process import ROOT
 from xds_server import app as module
+from xds_server import keeping
 from xds_server.app import App
 from xds_server.config.load import load_file
 from xds_server.config.settings import resolve
 from xds_server.core.model import InstanceId
 from xds_server.listening import StartError
 from xds_server.logs import listed
+from xds_server.observability.metrics import Tally
 from xds_server.resources.capability import Capability
 
 DESIGN = ROOT / "tests/config/design.yaml"
@@ -80,8 +82,7 @@ async def test_a_part_that_fails_is_run_again_and_ends_nobody_else(tmp_path, mon
         assert (failed["part"], failed["again_in_s"]) == ("state", 1.0)
 
 
-async def test_a_part_that_fails_after_a_long_time_is_run_again_soon(tmp_path, monkeypatch):
-    app = make(tmp_path)
+async def test_a_part_that_fails_after_a_long_time_is_run_again_soon(monkeypatch):
     now, pauses, calls = [0.0], [], []
 
     async def failing():
@@ -93,10 +94,9 @@ async def test_a_part_that_fails_after_a_long_time_is_run_again_soon(tmp_path, m
     async def sleep(delay_s):
         pauses.append(delay_s)
 
-    monkeypatch.setattr(app, "_clock", lambda: now[0])
-    monkeypatch.setattr(module.asyncio, "sleep", sleep)
+    monkeypatch.setattr(keeping.asyncio, "sleep", sleep)
     with capture_logs():
-        await app._keep("part", failing)
+        await keeping.keep("part", failing, lambda: now[0], Tally())
     assert pauses == [1.0, 2.0, 4.0, 8.0, 1.0]
 
 
