@@ -10,11 +10,11 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Iterable
 
-from hpack import Decoder, HPACKError
-
 from xds_server.istio.picker.framing import frames
-from xds_server.istio.picker.framing.calls import Call, CallError, Serve
+from xds_server.istio.picker.framing.calls import CallError, Serve
 from xds_server.istio.picker.framing.frames import Error, Http2Error, Kind, Setting, Status
+from xds_server.istio.picker.framing.header_blocks import HeaderBlocks
+from xds_server.istio.picker.framing.stream import Stream
 
 WINDOW = 1 << 30
 """What a stream, and the connection, may send before we say more ..."""
@@ -22,7 +22,6 @@ TOP_UP = 1 << 29
 """... which we do when so much has come."""
 MAX_HEADERS_BYTES = 64 * 1024
 MAX_STREAMS = 100_000
-_MOST_BLOCKS = 64
 _DATA = int(Kind.DATA)
 GREETING = frames.settings(
     {
@@ -31,37 +30,6 @@ GREETING = frames.settings(
         Setting.MAX_HEADER_LIST_SIZE: MAX_HEADERS_BYTES,
     }
 ) + frames.window_update(0, WINDOW - frames.DEFAULT_WINDOW)
-
-
-class _Stream:
-    __slots__ = (
-        "call",
-        "ended",
-        "has_answered",
-        "number",
-        "pending",
-        "received",
-        "trailers",
-        "unread",
-        "window",
-    )
-
-    def __init__(self, number: int, window: int) -> None:
-        self.number = number
-        self.window = window
-        """Bytes that may be sent."""
-        self.call: Call | None = None
-        self.unread = bytearray()
-        """Of a message that is not whole yet."""
-        self.received = 0
-        """Bytes since the window was topped up."""
-        self.pending = bytearray()
-        """Bytes that wait for the window."""
-        self.trailers: bytes | None = None
-        """The block that ends the call once nothing is pending."""
-        self.has_answered = False
-        self.ended = False
-        """The client has nothing more to say."""
 
 
 class Connection:
@@ -82,7 +50,7 @@ class Connection:
         self._failed = failed
         self._rest = b""
         self._is_greeted = False
-        self._streams: dict[int, _Stream] = {}
+        self._streams: dict[int, Stream] = {}
         self._blocked: dict[int, None] = {}
         """Streams with something pending, in the order in which they wait."""
         self._window = frames.DEFAULT_WINDOW
@@ -94,9 +62,7 @@ class Connection:
         """The highest one that is served."""
         self._headers: tuple[int, int, bytearray] | None = None
         """Stream, flags and block of headers that go on in the next frame."""
-        self._decoder = Decoder(max_header_list_size=MAX_HEADERS_BYTES)
-        self._blocks: dict[bytes, dict[str, str]] = {}
-        """Blocks that were read, for as long as the table that they refer to stays."""
+        self._blocks = HeaderBlocks(MAX_HEADERS_BYTES)
         self._is_closing = False
         self.output: list[bytes] = [GREETING]
         """To be sent."""
@@ -201,7 +167,7 @@ class Connection:
         if stream.ended and number in self._streams:
             self._client_ended(stream)
 
-    def _take(self, stream: _Stream, payload: bytes) -> None:
+    def _take(self, stream: Stream, payload: bytes) -> None:
         unread = stream.unread
         if (
             not unread
@@ -224,7 +190,7 @@ class Connection:
             del unread[: 5 + size]
             self._message(stream, compressed, body)
 
-    def _message(self, stream: _Stream, compressed: int, body: bytes) -> None:
+    def _message(self, stream: Stream, compressed: int, body: bytes) -> None:
         if compressed:
             self._end(stream, Status.UNIMPLEMENTED, "compressed messages are not taken")
             return
@@ -238,7 +204,7 @@ class Connection:
             self._failed(error)
             self._end(stream, Status.INTERNAL, "the call failed; see the log")
 
-    def _client_ended(self, stream: _Stream) -> None:
+    def _client_ended(self, stream: Stream) -> None:
         if stream.trailers is not None:
             return
         if stream.unread:
@@ -253,7 +219,7 @@ class Connection:
             self._headers = number, flags, block
             return
         self._headers = None
-        fields = self._decoded(bytes(block))
+        fields = self._blocks.read(bytes(block))
         stream = self._streams.get(number)
         if stream is not None:
             # Trailers of the client: they say nothing, but that it is done.
@@ -282,25 +248,8 @@ class Connection:
         block += payload
         self._take_headers(first | flags & frames.END_HEADERS, number, block)
 
-    def _decoded(self, block: bytes) -> dict[str, str]:
-        known = self._blocks.get(block)
-        if known is not None:
-            return known
-        table = self._decoder.header_table
-        before, size = table.dynamic_entries[0] if table.dynamic_entries else None, table.maxsize
-        try:
-            fields = {str(each[0]): str(each[1]) for each in self._decoder.decode(block)}
-        except (HPACKError, UnicodeDecodeError) as error:
-            raise Http2Error(Error.COMPRESSION_ERROR, f"headers: {error}") from None
-        after = table.dynamic_entries[0] if table.dynamic_entries else None
-        if after is not before or table.maxsize != size:
-            self._blocks.clear()  # Every entry has another number now.
-        elif len(self._blocks) < _MOST_BLOCKS:
-            self._blocks[block] = fields
-        return fields
-
     def _open(self, number: int, fields: dict[str, str], *, ended: bool) -> None:
-        stream = self._streams[number] = _Stream(number, self._stream_window)
+        stream = self._streams[number] = Stream(number, self._stream_window)
         stream.ended = ended
         if not fields.get("content-type", "").startswith("application/grpc"):
             self._end(stream, Status.INVALID_ARGUMENT, "expected content-type application/grpc")
@@ -368,7 +317,7 @@ class Connection:
 
     # What goes.
 
-    def _send(self, stream: _Stream, messages: Iterable[bytes]) -> None:
+    def _send(self, stream: Stream, messages: Iterable[bytes]) -> None:
         raw = b"".join([frames.message(each) for each in messages])
         if not raw:
             return
@@ -387,7 +336,7 @@ class Connection:
         stream.pending += raw
         self._flush(stream)
 
-    def _flush(self, stream: _Stream) -> None:
+    def _flush(self, stream: Stream) -> None:
         """Send what the windows allow."""
         room = min(len(stream.pending), stream.window, self._window)
         if room > 0:
@@ -408,7 +357,7 @@ class Connection:
                 return
             self._flush(self._streams[number])
 
-    def _end(self, stream: _Stream, status: Status, text: str = "") -> None:
+    def _end(self, stream: Stream, status: Status, text: str = "") -> None:
         """End a call from here, once everything before is sent."""
         stream.trailers = (
             frames.TRAILERS_OK if status is Status.OK else frames.trailers(status, text)
@@ -417,7 +366,7 @@ class Connection:
         if not stream.pending:
             self._finish(stream)
 
-    def _finish(self, stream: _Stream) -> None:
+    def _finish(self, stream: Stream) -> None:
         assert stream.trailers is not None
         block = stream.trailers
         if not stream.has_answered:
@@ -430,7 +379,7 @@ class Connection:
         self._streams.pop(stream.number, None)
         self._over(stream)
 
-    def _over(self, stream: _Stream) -> None:
+    def _over(self, stream: Stream) -> None:
         call, stream.call = stream.call, None
         if call is not None:
             try:
