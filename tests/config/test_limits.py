@@ -221,3 +221,17 @@ def test_a_share_of_no_tenants_limits_is_doubted():
         "classes[0].quota_ratio: 0.5: expected a section tenants, whose limits it is a share of"
     )
     assert not load_text(written(classes=classes, tenants=tenants())).doubts
+
+
+@pytest.mark.parametrize(
+    ("limit", "doubted"),
+    [
+        ({"concurrency": 40, "queue": 10}, ["models[0].tiers[0].limit.queue"]),
+        ({"concurrency": 40, "queue": 40}, []),
+        ({"concurrency": 40, "queue": 0}, []),
+        ({"concurrency": 40}, []),
+    ],
+)
+def test_a_queue_that_is_shorter_than_what_may_wait_for_connections_is_doubted(limit, doubted):
+    found = load_text(written(models__i0__tiers__i0__limit=limit)).doubts
+    assert [each.path for each in found if "limit" in each.path] == doubted

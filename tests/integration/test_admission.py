@@ -77,6 +77,16 @@ async def test_a_queue_holds_what_it_may_and_the_rest_goes_on(tmp_path: Path) ->
         assert served.count("llama-3-8b") == 8 - served.count("llama-3-70b")
 
 
+async def test_a_short_queue_keeps_nobody_from_a_tier_that_has_room(tmp_path: Path) -> None:
+    async with limits_lab(tmp_path, primary=Limit(concurrency=10, queue=2)) as lab:
+        lab.big.plain_s = 0.3
+        replies = await lab.ask_at_once(10)
+        assert [each.served for each in replies] == ["llama-3-70b"] * 10
+        # Those that wait for a connection to be made count as waiting, so it is `concurrency` that may wait.
+        served = [each.served for each in await lab.ask_at_once(30)]
+        assert 10 <= served.count("llama-3-70b") <= 20
+
+
 async def test_a_hung_engine_behind_a_gate_is_ejected(tmp_path: Path) -> None:
     async with limits_lab(tmp_path, primary=Limit(requests_per_second=1000)) as lab:
         lab.big.mode = "hang"

@@ -135,6 +135,7 @@ def test_a_gate_knows_every_time_limit_that_a_route_tells_and_is_a_little_earlie
         pytest.param({"concurrency": 4}, (10**6, 10**6, 4), id="no queue: requests are counted"),
         pytest.param({"concurrency": 4, "queue": 0}, (10**6, 10**6, 4), id="a queue of none"),
         pytest.param({"concurrency": 4, "queue": 9}, (4, 9, 10**6), id="a queue for connections"),
+        pytest.param({"concurrency": 4, "queue": 2}, (4, 4, 10**6), id="room for connections"),
         pytest.param({"tokens_per_second": 5}, (10**6, 10**6, 10**6), id="only a rate"),
     ],
 )

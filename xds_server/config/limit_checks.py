@@ -30,6 +30,14 @@ def check_limits(raw: dict[str, Any]) -> Iterator[Problem]:
 
 def doubts(raw: dict[str, Any]) -> Iterator[Problem]:
     """Yield what works and is hardly meant in a document without problems."""
+    for index, model in enumerate(_list(raw.get("models"))):
+        for number, tier in enumerate(_list(_dict(model).get("tiers"))):
+            limit = _dict(_dict(tier).get("limit"))
+            concurrency, queue = limit.get("concurrency"), limit.get("queue")
+            if concurrency and queue and queue < concurrency:
+                at = join(join(join(join("models", index), "tiers"), number), "limit")
+                expected = f"none, or at least concurrency ({concurrency}): as many may wait anyhow"
+                yield Problem.of(join(at, "queue"), queue, expected)
     if raw.get("tenants") is not None:
         return
     for index, row in enumerate(_list(raw.get("classes"))):

@@ -107,7 +107,8 @@ class Limit(RateLimit):
     concurrency: Annotated[Whole, Field(ge=1, le=COUNT_MAX)] | None = None
     """Requests in progress at each proxy."""
     queue: Annotated[Whole, Field(ge=0, le=COUNT_MAX)] | None = None
-    """Requests that may wait at each proxy for one of these to end; left out = none."""
+    """Requests that may wait at each proxy for one of these to end, or for a connection to be made; left out or 0 = none. A number
+    below `concurrency` counts as that: proxies cannot tell the two kinds of waiting apart."""
 
 
 class MaxTokensSection(Written):

@@ -21,7 +21,7 @@ class Limit:
     concurrency: int | None = None
     """Requests in progress at each proxy (tiers only)."""
     queue: int | None = None
-    """Requests that may wait at each proxy for one of these to end (tiers only)."""
+    """Requests that may wait at each proxy for one of these to end (tiers only); where it is not 0, at least `concurrency`."""
 
     @property
     def has_rate(self) -> bool:

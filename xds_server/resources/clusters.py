@@ -336,13 +336,16 @@ def _breakers(concurrency: int | None = None, queue: int | None = None) -> Any:
     """Bound the requests in progress, and those that wait for one of these to end.
 
     Only connections make requests wait: over HTTP/1.1 each carries one request at a time. Without a queue nothing
-    may wait, not even for its connection to be made, so there requests are counted instead.
+    may wait, not even for its connection to be made, so there requests are counted instead. With one, who waits for a
+    connection to be made counts as waiting too: a shorter queue than `concurrency` would turn a burst away from a tier
+    that has room (of 60 requests at once, 8 of 20 got in where 2 could wait).
     """
     thresholds = typed.cluster.CircuitBreakersThresholds(
         max_connections=UNBOUNDED, max_pending_requests=UNBOUNDED, max_requests=UNBOUNDED
     )
     if concurrency is not None and queue:
-        thresholds.max_connections, thresholds.max_pending_requests = concurrency, queue
+        thresholds.max_connections = concurrency
+        thresholds.max_pending_requests = max(concurrency, queue)
     elif concurrency is not None:
         thresholds.max_requests = concurrency
     return typed.cluster.CircuitBreakers(thresholds=[thresholds])
