@@ -10,7 +10,7 @@ now" (vLLM's queue limit answers 503) and a client that leaves says nothing abou
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -19,6 +19,7 @@ from math import ceil, inf, log
 from typing import NamedTuple
 
 from xds_server.core.policy import EvidencePolicy
+from xds_server.core.slices import Slices
 
 
 class Outcome(StrEnum):
@@ -180,8 +181,7 @@ class Window:
     """Attempts that ended within the last `span_s`; memory is bounded by its slots and buckets."""
 
     def __init__(self, span_s: float) -> None:
-        self.span_s = span_s
-        self._slots: deque[_Slot] = deque()
+        self._slots = Slices(span_s, SLOTS, _Slot)
 
     def add(
         self,
@@ -193,7 +193,7 @@ class Window:
         count: int = 1,
     ) -> None:
         """Count attempts that ended now. Time that goes backward counts as no time."""
-        slot = self._slot(now)
+        slot = self._slots.at(now)
         slot.outcomes[ended] += count
         if latency_s is not None:
             slot.latency[bucket(latency_s)] += count
@@ -202,7 +202,7 @@ class Window:
 
     def counts(self, now: float) -> Counter[Outcome]:
         """Return how the window's attempts ended."""
-        self._forget(now)
+        self._slots.forget(now)
         total: Counter[Outcome] = Counter()
         for slot in self._slots:
             total.update(slot.outcomes)
@@ -223,17 +223,6 @@ class Window:
         return Summary(
             outcomes=dict(outcomes), latency=Times.of(latency), first_byte=Times.of(first_byte)
         )
-
-    def _slot(self, now: float) -> _Slot:
-        if not self._slots or now >= self._slots[-1].until:
-            self._forget(now)
-            self._slots.append(_Slot(now + self.span_s / SLOTS))
-        return self._slots[-1]
-
-    def _forget(self, now: float) -> None:
-        slots = self._slots
-        while slots and slots[0].until + self.span_s <= now:
-            slots.popleft()
 
     @property
     def is_empty(self) -> bool:

@@ -5,9 +5,11 @@ Objects change in place, as in `evidence.py`: time is an argument, and there is 
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+
+from xds_server.core.slices import Slices
 
 SLOTS = 12
 """Slices of the window: it is right to a twelfth of its length."""
@@ -42,8 +44,7 @@ class RequestWindow:
     """Requests that ended within the last `span_s`; memory is bounded by its slots and the templates."""
 
     def __init__(self, span_s: float) -> None:
-        self.span_s = span_s
-        self._slots: deque[_Slot] = deque()
+        self._slots = Slices(span_s, SLOTS, _Slot)
 
     def add(
         self,
@@ -61,7 +62,7 @@ class RequestWindow:
             template: Which static answer it was; None when it was not static.
             tokens: What it might cost; 0 where that is not counted.
         """
-        slot = self._slot(now)
+        slot = self._slots.at(now)
         slot.requests += 1
         slot.tokens += tokens
         if degraded:
@@ -71,18 +72,11 @@ class RequestWindow:
 
     def attempt(self, now: float) -> None:
         """Count an attempt at an engine that ended now, of whatever request."""
-        self._slot(now).attempts += 1
-
-    def _slot(self, now: float) -> _Slot:
-        slots = self._slots
-        if not slots or now >= slots[-1].until:
-            self._forget(now)
-            slots.append(_Slot(now + self.span_s / SLOTS))
-        return slots[-1]
+        self._slots.at(now).attempts += 1
 
     def ratios(self, now: float) -> Ratios:
         """Return the shares of the window."""
-        self._forget(now)
+        self._slots.forget(now)
         requests = sum(slot.requests for slot in self._slots)
         static: Counter[str] = Counter()
         for slot in self._slots:
@@ -94,15 +88,5 @@ class RequestWindow:
             degraded=sum(slot.degraded for slot in self._slots) / requests,
             static={name: count / requests for name, count in sorted(static.items())},
             amplification=sum(slot.attempts for slot in self._slots) / requests,
-            tokens_per_second=sum(slot.tokens for slot in self._slots) / self._spanned(now),
+            tokens_per_second=sum(slot.tokens for slot in self._slots) / self._slots.spanned_s(now),
         )
-
-    def _spanned(self, now: float) -> float:
-        """Return the time that the slots stand for: less than the window just after the start."""
-        length = self.span_s / SLOTS
-        return max(length, min(self.span_s + length, now - self._slots[0].until + length))
-
-    def _forget(self, now: float) -> None:
-        slots = self._slots
-        while slots and slots[0].until + self.span_s <= now:
-            slots.popleft()
