@@ -20,7 +20,8 @@ from tests.fakes.istiod_port import ROUTE, IstiodPort, istiod_port, route_table
 from tests.fakes.plans import a_plan
 from xds_server.config.istio_schema import ProbeSection
 from xds_server.config.load import load_file
-from xds_server.core.model import ModelName
+from xds_server.core.model import ClassName, ModelName
+from xds_server.core.plan import ClassPlan, Plan, Reason
 from xds_server.istio.mesh import mesh_of
 from xds_server.istio.probe.probe import Probe, route_names
 from xds_server.istio.probe.proto import parse
@@ -63,11 +64,14 @@ class Bench:
             tally=self.tally,
             history=History(self.rows.append, topology=lambda: CONFIG.topology),
         )
-        self.probe = Probe(self.around, ProbeSection(**({"late_s": 1.0} | section)))
+        self.probe = Probe(self.around, ProbeSection(**({"late_s": 60.0} | section)))
 
     def plan(self, *split: int) -> None:
+        self.hear(a_plan(CONFIG.topology, split))
+
+    def hear(self, plan: Plan) -> None:
         for listener in self._listeners:
-            listener(a_plan(CONFIG.topology, split))
+            listener(plan)
 
     def push(self, *split: int) -> None:
         """Say that the mesh was told the weights of a plan."""
@@ -154,7 +158,7 @@ async def test_it_comes_as_a_sidecar_of_the_models_namespace():
 async def test_a_mesh_that_does_not_follow_is_an_event_with_the_cause_and_its_end_is_one_too():
     async with istiod_port(IstiodPort()) as istiod:
         istiod.set(told(90, 10))
-        bench = Bench(istiod=f"127.0.0.1:{istiod.port}")
+        bench = Bench(istiod=f"127.0.0.1:{istiod.port}", late_s=1)
         async with bench.running():
             bench.plan(900, 100, 0)
             await is_true(lambda: bench.unapplied_s == 0.0)
@@ -174,7 +178,7 @@ async def test_a_mesh_that_does_not_follow_is_an_event_with_the_cause_and_its_en
 async def test_a_virtual_service_of_somebody_else_is_named():
     async with istiod_port(IstiodPort()) as istiod:
         istiod.set(route_table(8000, {HOST: [("admins", {"outbound|80||old.ai.svc": 1})]}))
-        bench = Bench(istiod=f"127.0.0.1:{istiod.port}")
+        bench = Bench(istiod=f"127.0.0.1:{istiod.port}", late_s=1)
         async with bench.running():
             bench.plan(900, 100, 0)
             await is_true(lambda: bench.named("mesh_not_following"))
@@ -218,7 +222,7 @@ async def test_an_istiod_that_is_not_there_is_tried_again_with_one_event():
         async with istiod_port(istiod, port=port):
             await is_true(lambda: bench.unapplied_s == 0.0)
         assert len(bench.named("mesh_unwatched")) >= 1
-        assert bench.rows[-1].name == "mesh_watched", "and it is said that all is well again"
+        assert bench.named("mesh_watched"), "and it is said that all is well again"
 
 
 @pytest.mark.parametrize("broken", [True, False], ids=["bytes that are no routes", "no token"])
@@ -230,9 +234,10 @@ async def test_an_istiod_that_cannot_be_understood_or_lets_nobody_in_is_trouble(
         bench = Bench(istiod=f"127.0.0.1:{istiod.port}")
         async with bench.running():
             bench.plan(900, 100, 0)
-            await is_true(lambda: bench.named("mesh_unwatched"))
-    said = "something else than routes" if broken else "UNAUTHENTICATED: authentication failure"
-    assert said in bench.rows[0].text
+            said = "something else than routes" if broken else "UNAUTHENTICATED: authentication"
+            # gRPC may lose the reason of one attempt, when our first words meet the end of the stream.
+            await is_true(lambda: any(said in each.text for each in bench.rows))
+            assert bench.unapplied_s is None
 
 
 def tls(*, client: bool = False):
@@ -354,7 +359,7 @@ async def test_a_mesh_without_models_is_not_watched_until_it_has_some_again():
             bench.config = replace(CONFIG, istio=CONFIG.istio.model_copy(update={"models": []}))
             bench.plan(900, 100, 0)
             await is_true(lambda: bench.gauge("fleet_istio_probe_connected") == 0.0)
-            assert istiod.streams == 0
+            await is_true(lambda: istiod.streams == 0)
             assert bench.unapplied_s is None
             bench.config = CONFIG
             bench.plan(900, 100, 0)
@@ -375,6 +380,37 @@ async def test_a_model_that_only_gateways_route_has_no_alarm():
             bench.plan(900, 100, 0)
             await is_true(lambda: bench.gauge("fleet_istio_probe_connected") is not None)
             assert bench.unapplied_s is None
+
+
+async def test_classes_that_share_the_one_route_of_an_admins_are_looked_for_in_it():
+    """The way through the Kubernetes API may only set weights in a route that is there."""
+    async with istiod_port(IstiodPort()) as istiod:
+        istiod.set(route_table(8000, {HOST: [("admins", {PRIMARY: 90, FALLBACK: 10})]}))
+        bench = Bench(istiod=f"127.0.0.1:{istiod.port}")
+        reason = Reason(rule="r", text="t")
+        classes = tuple(
+            ClassPlan(
+                name=ClassName(name), demand_ratio=0.5, weights=weights,
+                is_shed=False, is_rejected=False, reason=reason,
+            )
+            for name, weights in (("core", (1000, 0, 0)), ("batch", (0, 1000, 0)))
+        )  # fmt: skip
+
+        def divided(*split: int):
+            plan = a_plan(CONFIG.topology, split)
+            (model,) = plan.models
+            return replace(plan, models=(replace(model, classes=classes),))
+
+        async with bench.running():
+            bench.hear(divided(900, 100, 0))
+            await is_true(lambda: (bench.unapplied_s or 0) > 0)
+            bench.push(900, 100, 0)
+            await is_true(lambda: bench.unapplied_s == 0.0)
+            bench.hear(divided(500, 500, 0))
+            bench.push(500, 500, 0)
+            istiod.set(route_table(8000, {HOST: [("admins", {PRIMARY: 50, FALLBACK: 50})]}))
+            await is_true(lambda: bench.applied() == 1)
+            assert bench.unapplied_s == 0.0
 
 
 async def test_plans_before_the_state_is_authoritative_are_not_waited_for():

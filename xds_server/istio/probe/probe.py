@@ -6,6 +6,7 @@ import asyncio
 import random
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from xds_server import logs
 from xds_server.clock import Clock
@@ -40,6 +41,8 @@ class Probe:
         self._clock = clock
         self._follows: dict[ModelName, Follow] = {}
         self._late: set[ModelName] = set()
+        self._undivided: set[ModelName] = set()
+        """Models whose classes share one route: there is one in a VirtualService of somebody else's."""
         self._mesh = Mesh()
         self._names: tuple[str, ...] = ()
         self._trouble: str | None = None
@@ -77,12 +80,20 @@ class Probe:
             self._take(mesh)
         for model in self._mesh.models:
             if model.model in plans and model.model in self._follows:
-                self._follows[model.model].want(weigh(plans[model.model], model), now)
+                wanted = plans[model.model]
+                if model.model in self._undivided:
+                    wanted = replace(wanted, classes=())
+                self._follows[model.model].want(weigh(wanted, model), now)
 
     def _pushed(self, weights: ModelWeights) -> None:
-        follow = self._follows.get(weights.model.model)
-        if follow is not None:
-            follow.pushed(weights, self._clock())
+        name, now = weights.model.model, self._clock()
+        follow = self._follows.get(name)
+        if follow is None:
+            return
+        if all(each.of is None for each in weights.routes) != (name in self._undivided):
+            self._undivided ^= {name}
+            follow.want(weights, now)
+        follow.pushed(weights, now)
 
     def _take(self, mesh: Mesh) -> None:
         """Watch the hosts of a new configuration."""

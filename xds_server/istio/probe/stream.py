@@ -74,7 +74,7 @@ async def watch(
                 known.update(response.configs)
                 yield dict(known)
             raise ProbeError(await _end(call))
-        except grpc.aio.AioRpcError as error:
+        except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:
             raise ProbeError(await _end(call)) from error
         except BadMessageError as error:
             raise ProbeError(str(error)) from error
