@@ -78,7 +78,7 @@ def test_a_new_destination_waits_for_what_it_needs():
             {"app.kubernetes.io/managed-by": "gpu-xds"},
             {"gpu-xds/owner": "other.y"},
             "other_owner",
-            "lease other.y; ours is gpu-xds.x",
+            "kubectl annotate --overwrite -n ai virtualservices.networking.istio.io llm gpu-xds/owner=gpu-xds.x",
         ),
     ],
     ids=["nobody's", "somebody's", "another-installation's"],
@@ -89,6 +89,15 @@ def test_what_is_not_ours_is_left_alone(labels, annotations, reason, said):
     assert isinstance(found, Refusal)
     assert found.reason == reason
     assert said in found.text
+
+
+def test_what_istio_would_misread_is_held_back():
+    found = decide(owned(fault="no routes: a model needs one at least"), None)
+    assert isinstance(found, Refusal)
+    assert found.reason == "fault"
+    assert found.text == (
+        "VirtualService ai/llm is held back: no routes: a model needs one at least"
+    )
 
 
 def test_an_object_that_is_handed_over_by_its_label_is_taken():

@@ -56,6 +56,7 @@ def judged(found):
     kinds = kube_schema.kinds()
     by_kind = {}
     for each in found:
+        assert each.fault == ""
         document = each.document()
         _, schema = kinds[each.ref.group, each.ref.version, each.ref.plural]
         assert kube_schema.unknown(document, schema) == []
@@ -148,6 +149,17 @@ def test_an_object_knows_which_hosts_it_is_about():
     entry, rule, service = (each.hosts for each in found)
     assert entry == rule == {"vllm-70b.ai.svc.cluster.local"}
     assert entry < service
+
+
+def test_what_istio_would_misread_is_known_before_it_is_sent():
+    subset = {
+        "primary": {"host": "one.ai.svc", "subset": "v1", "labels": {"a": "b"}},
+        "fallback": {"host": "one.ai.svc", "subset": "v2"},
+    }
+    found, _, _ = wanted(tiers=subset)
+    faults = {each.ref.kind: each.fault for each in found}
+    assert "subset v2 of one.ai.svc" in faults["VirtualService"]
+    assert faults["DestinationRule"] == ""
 
 
 def test_an_entry_that_would_have_no_endpoint_is_not_written():

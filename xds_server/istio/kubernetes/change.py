@@ -34,7 +34,7 @@ class Refusal:
     """Why nothing may be written."""
 
     reason: str
-    """Label of the metric: `not_ours`, `other_owner`, `no_object`, `route`."""
+    """Label of the metric: `not_ours`, `other_owner`, `no_object`, `route`, `fault`."""
     text: str
     """What to do about it, for a person."""
 
@@ -55,6 +55,8 @@ def decide(wanted: Wanted, live: Document | None) -> Change | Refusal | Unchange
     """
     if isinstance(wanted, Patched):
         return _of_patch(wanted, live)
+    if wanted.fault:
+        return Refusal(reason="fault", text=f"{wanted.ref} is held back: {wanted.fault}")
     if live is None:
         return Change(verb="create", body=wanted.document(), adds=True)
     if (refusal := not_ours(wanted, live)) is not None:
@@ -82,7 +84,9 @@ def not_ours(wanted: Owned, live: Document) -> Refusal | None:
         return Refusal(
             reason="other_owner",
             text=f"{wanted.ref} is written by another installation of gpu-xds (lease {owner}; ours is "
-            f"{wanted.owner}): it is left alone. Choose another istio.models[].name",
+            f"{wanted.owner}): it is left alone. Choose another istio.models[].name; if that was this one under "
+            f"another lease, `kubectl annotate --overwrite -n {wanted.ref.namespace} {wanted.ref.plural}."
+            f"{wanted.ref.group} {wanted.ref.name} {OWNER}={wanted.owner}`",
         )
     return None
 

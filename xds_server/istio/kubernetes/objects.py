@@ -17,7 +17,8 @@ from xds_server.core.plan import ModelPlan
 from xds_server.core.policy import Policy
 from xds_server.istio.kubernetes.errors import Ref
 from xds_server.istio.mcp.build import drafts
-from xds_server.istio.mcp.catalog import Draft
+from xds_server.istio.mcp.catalog import Draft, Key
+from xds_server.istio.mcp.judge import judge
 from xds_server.istio.mcp.kinds import Kind
 from xds_server.istio.mesh import Mesh, MeshTier
 from xds_server.istio.weights import Action, ModelWeights, RouteWeights, weigh
@@ -56,6 +57,9 @@ class Owned:
     """What is in it, for a person: `primary=90 fallback=10`."""
     weights: ModelWeights | None = field(default=None, compare=False)
     """What a VirtualService tells the mesh."""
+    fault: str = ""
+    """Why Istio would refuse or misread it, and what mends that: it is held back. The cluster's own validation may be
+    off, and it does not see what objects are next to each other."""
 
     @property
     def hosts(self) -> frozenset[str]:
@@ -130,6 +134,9 @@ def owned_objects(
         topology=topology,
         policy=policy,
     )
+    faults: dict[Key, str] = {}
+    for each in judge(made):
+        faults.setdefault(each.key, each.text)
     found = []
     for draft in made:
         spec = spec_of(draft)
@@ -150,6 +157,7 @@ def owned_objects(
                 owner=owner,
                 summary=_contents(spec) if told is None else summaries(told),
                 weights=told,
+                fault=faults.get(draft.key, ""),
             )
         )
     return found
