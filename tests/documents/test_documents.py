@@ -88,6 +88,7 @@ def test_commands_can_be_typed_as_they_stand(words):
     command.make_context(name, arguments)
 
 
+@pytest.mark.timeout(400)
 @pytest.mark.parametrize("page", [each for each in PAGES if blocks(each, "sh")])
 async def test_blocks_marked_sh_are_run(page, tmp_path):
     fleet = blocks("docs/quickstart.md", "yaml")[0]
@@ -111,7 +112,7 @@ async def test_blocks_marked_sh_are_run(page, tmp_path):
                 env=environ,
                 capture_output=True,
                 text=True,
-                timeout=60,
+                timeout=300,
                 check=False,
             )
             assert done.returncode == 0, f"{body}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
