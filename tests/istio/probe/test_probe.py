@@ -303,6 +303,16 @@ async def test_an_istiod_that_ends_the_stream_politely_is_lost_too():
     assert "istiod ended the stream" in bench.rows[0].text
 
 
+async def test_an_istiod_that_says_nothing_is_no_connection(monkeypatch):
+    monkeypatch.setattr("xds_server.istio.probe.stream.FIRST_S", 0.3)
+    async with istiod_port(IstiodPort(debounce_s=3600)) as istiod:
+        bench = Bench(istiod=f"127.0.0.1:{istiod.port}")
+        async with bench.running():
+            bench.plan(900, 100, 0)
+            await is_true(lambda: bench.named("mesh_unwatched"))
+    assert "took the stream and said nothing for 0.3 s" in bench.rows[0].text
+
+
 async def test_responses_about_other_types_are_passed_over():
     istiod = IstiodPort()
     istiod.is_chatty = True

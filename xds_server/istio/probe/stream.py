@@ -19,6 +19,8 @@ KEEPALIVE_S = 30
 """istiod cuts clients that ping more often than every 15 s."""
 MAX_MESSAGE_BYTES = 64 * 2**20
 """All HTTP routes of a port come in one response: megabytes in a large mesh without a `Sidecar` resource."""
+FIRST_S = 30.0
+"""How long the first response may take."""
 END_S = 1.0
 """How long the status of a stream that failed is waited for."""
 BROKEN = "Internal error from Core"
@@ -66,7 +68,7 @@ async def watch(
         call = channel.stream_stream(METHOD)(metadata=_token(section))
         try:
             await call.write(ask(names, node=who))
-            while (raw := await call.read()) is not grpc.aio.EOF:
+            while (raw := await _next(call, is_first=not known)) is not grpc.aio.EOF:
                 response = parse(raw)
                 if response is None:
                     continue
@@ -78,8 +80,18 @@ async def watch(
             raise ProbeError(await _end(call)) from error
         except BadMessageError as error:
             raise ProbeError(str(error)) from error
+        except TimeoutError as error:
+            raise ProbeError(
+                f"istiod took the stream and said nothing for {FIRST_S:g} s"
+            ) from error
         finally:
             call.cancel()
+
+
+async def _next(call: Any, *, is_first: bool) -> Any:
+    """Read a response. The first one is due at once; later ones come with changes, however long that takes."""
+    async with asyncio.timeout(FIRST_S if is_first else None):
+        return await call.read()
 
 
 @contextlib.asynccontextmanager
