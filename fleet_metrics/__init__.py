@@ -42,6 +42,21 @@ class Metric:
         return GaugeMetricFamily(name, self.help, labels=self.labels)
 
 
+PROCESS: dict[str, Metric] = {
+    "process_cpu_seconds_total": Metric("counter", "seconds", "CPU time that the process used."),
+    "process_resident_memory_bytes": Metric("gauge", "bytes", "Memory of the process."),
+    "process_virtual_memory_bytes": Metric(
+        "gauge", "bytes", "Addresses that the process has mapped."
+    ),
+    "process_open_fds": Metric("gauge", "files", "Open files and sockets."),
+    "process_max_fds": Metric("gauge", "files", "How many there may be."),
+    "process_start_time_seconds": Metric(
+        "gauge", "seconds", "When the process started, as Unix time."
+    ),
+}
+"""The rows of what `of_process` yields."""
+
+
 def of_process() -> Iterator[Reading]:
     """Yield what the kernel says about this process; nothing where it says nothing."""
     for family in ProcessCollector(registry=None).collect():

@@ -6,7 +6,7 @@ instance is `engine_instance`: `instance` is Prometheus' own label for whom it s
 
 from __future__ import annotations
 
-from fleet_metrics import Metric
+from fleet_metrics import PROCESS, Metric
 
 _OF_STREAM = ("control_plane",)
 _OF_INSTANCE = ("engine_instance",)
@@ -109,20 +109,7 @@ GROUPS: dict[str, dict[str, Metric]] = {
         ),
         "fleet_agent_gpu_power_watts": Metric("gauge", "watts", "Power that a GPU draws.", _OF_GPU),
     },
-    "The process": {
-        "process_cpu_seconds_total": Metric(
-            "counter", "seconds", "CPU time that the process used."
-        ),
-        "process_resident_memory_bytes": Metric("gauge", "bytes", "Memory of the process."),
-        "process_virtual_memory_bytes": Metric(
-            "gauge", "bytes", "Addresses that the process has mapped."
-        ),
-        "process_open_fds": Metric("gauge", "files", "Open files and sockets."),
-        "process_max_fds": Metric("gauge", "files", "How many there may be."),
-        "process_start_time_seconds": Metric(
-            "gauge", "seconds", "When the process started, as Unix time."
-        ),
-    },
+    "The process": PROCESS,
 }
 """The table, in the order of its documentation."""
 
