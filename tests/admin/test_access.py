@@ -11,6 +11,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from tests.fakes.live_stage import LiveStage
+from tests.fakes.waiting import PATIENCE_S
 from xds_server.admin.access import Access
 from xds_server.config.admin_tokens import TokenFile, digest
 from xds_server.config.settings import resolve
@@ -128,7 +129,7 @@ async def test_no_way_of_writing_a_path_leads_around_the_door(file, path):
     async with stage.serving():
         reader, writer = await asyncio.open_connection("127.0.0.1", stage.port)
         writer.write(f"GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n".encode())
-        answer = (await asyncio.wait_for(reader.read(), 5)).decode()
+        answer = (await asyncio.wait_for(reader.read(), PATIENCE_S)).decode()
         writer.close()
         await writer.wait_closed()
     assert answer.split(" ")[1] in {"401", "404"}
@@ -234,7 +235,7 @@ async def test_a_stream_ends_when_its_token_is_withdrawn(file):
                 assert stream.status == 200
                 assert (await stream.content.readline()).startswith(b"event: state")
                 file.write_text(f"ada operator {digest(ADA).hex()}\n")
-                async with asyncio.timeout(5):
+                async with asyncio.timeout(PATIENCE_S):
                     rest = await stream.content.read()
             assert rest.endswith(b"\n\n"), "whole messages only"
             status, text = await Caller(stage, session, BOB).asks("/api/stream")

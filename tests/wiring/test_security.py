@@ -19,6 +19,7 @@ import yaml
 from typer.testing import CliRunner, Result
 
 from tests.fakes.envoy import running_envoy
+from tests.fakes.waiting import PATIENCE_S, until
 from tests.fakes.xds_process import ROOT, command, running_server
 from xds_server.cli import app
 from xds_server.config.admin_tokens import read_tokens
@@ -76,7 +77,7 @@ async def test_an_operator_orders_a_viewer_looks_and_who_has_nothing_gets_a_sent
         file.write_text(
             "\n".join(each for each in file.read_text().splitlines() if "ada" not in each)
         )
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_S):
             while (await types(*drain, "--token-file", str(ada))).exit_code == 0:
                 await asyncio.sleep(0.1)
         await server.event("admin_tokens_reloaded")
@@ -138,7 +139,7 @@ def test_a_broken_file_of_tokens_is_told_at_start_and_nothing_runs(tmp_path):
         capture_output=True,
         text=True,
         cwd=ROOT,
-        timeout=60,
+        timeout=120,
         check=False,
     )
     assert done.returncode == 2
@@ -199,7 +200,7 @@ async def test_the_admin_address_speaks_tls(tmp_path):
             env=os.environ | {"SSL_CERT_FILE": CERT},
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=120,
             check=False,
         )
         assert done.returncode == 0, done.stderr
@@ -339,11 +340,11 @@ async def test_a_renewed_certificate_is_used_without_a_restart_and_a_missing_one
     shutil.copy(KEY, key)
     flags = (*FLAGS, "--xds-cert-file", str(cert), "--xds-key-file", str(key))
     async with running_server(DESIGN, tmp_path / "state", flags) as server:
-        assert await reaches(server, CERT)
+        await until(lambda: reaches(server, CERT))
         cert.unlink()
-        assert await reaches(server, CERT)
+        await until(lambda: reaches(server, CERT))
         new_cert, new_key = other_certificate(tmp_path)
         shutil.copy(new_key, key)
         shutil.copy(new_cert, cert)
-        assert await reaches(server, new_cert)
+        await until(lambda: reaches(server, new_cert))
         assert not await reaches(server, CERT)
