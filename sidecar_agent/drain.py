@@ -3,7 +3,8 @@
 For preStop hooks: vLLM and llama.cpp hang or break the requests they are running when they get
 SIGTERM, so the engine may be stopped only after its last request. The command asks the running agent,
 waits for the control plane to confirm that no new requests are sent, then for the engine to say on
-pages read after that, for one second, that nothing runs and nothing waits.
+pages read after that, for one second, that nothing runs and nothing waits. An agent that is away for a
+moment is told again when it is back.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ async def drain(*, admin: str, instance: str, timeout_s: float, say: Callable[[s
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=5)) as http:
         waiter = _Waiter(say)
         deadline = time.monotonic() + timeout_s
-        told = False
+        was_told = told = False
         while True:
             path = f"instances/{instance}" if told else f"drain/{instance}"
             try:
@@ -45,13 +46,17 @@ async def drain(*, admin: str, instance: str, timeout_s: float, say: Callable[[s
                         say(str(body.get("error", "unknown instance")))
                         return EXIT_UNKNOWN_INSTANCE
             except (aiohttp.ClientError, TimeoutError, ValueError) as error:
-                say(f"no agent answers at {admin}: {error}")
-                return EXIT_NO_AGENT
-            told = True
-            if waiter.done(body, time.monotonic()):
-                return EXIT_DRAINED
-            if time.monotonic() >= deadline:
-                return waiter.late(body, timeout_s)
+                waiter.lost(f"no agent answers at {admin}: {error}")
+                if not was_told or time.monotonic() >= deadline:
+                    return EXIT_NO_AGENT
+                # One that is started anew knows of no drain.
+                told = False
+            else:
+                was_told = told = True
+                if waiter.done(body, time.monotonic()):
+                    return EXIT_DRAINED
+                if time.monotonic() >= deadline:
+                    return waiter.late(body, timeout_s)
             await asyncio.sleep(min(POLL_S, max(0.0, deadline - time.monotonic())))
 
 
@@ -106,6 +111,11 @@ class _Waiter:
             return False
         self._tell(f"{name}: drained")
         return True
+
+    def lost(self, why: str) -> None:
+        """Begin anew: nothing that was heard before counts for the agent that answers next."""
+        self._confirmed_at = self._idle_since = None
+        self._tell(why)
 
     def late(self, body: dict[str, Any], timeout_s: float) -> int:
         name = body["instance"]

@@ -16,7 +16,7 @@ from sidecar_agent.agent import Agent
 from sidecar_agent.settings import Settings
 from tests.fakes.engine_pages import EnginePages, page
 from tests.fakes.telemetry_server import TelemetryServer
-from tests.fakes.waiting import until
+from tests.fakes.waiting import PATIENCE_S, until
 from tests.fakes.xds_process import ROOT, running_server
 
 IDLE = page("vllm-0.32.0-after.prom")
@@ -109,13 +109,20 @@ async def test_a_drain_waits_for_all_that_are_connected_and_for_none_that_is_awa
         said = []
         await until(lambda: one.samples and two.samples)
         one.drained.add(NAME)
+        agent.drain(NAME, draining=True)
+
+        async def confirmed():
+            planes = json.loads((await ask(f"/instances/{NAME}"))[1])["control_planes"]
+            return planes[0]["drained"]
+
+        await until(confirmed)
         code = await drain.drain(admin=admin, instance=NAME, timeout_s=1.0, say=said.append)
         assert code == drain.EXIT_UNCONFIRMED
         planes = json.loads((await ask(f"/instances/{NAME}"))[1])["control_planes"]
         assert [each["drained"] for each in planes] == [True, False]
         await two.stop()
         await until(lambda: not agent.uplinks[1].status.connected)
-        code = await drain.drain(admin=admin, instance=NAME, timeout_s=10.0, say=said.append)
+        code = await drain.drain(admin=admin, instance=NAME, timeout_s=PATIENCE_S, say=said.append)
         assert code == drain.EXIT_DRAINED
 
 
