@@ -1,32 +1,18 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import HealthCheck, settings
 
-from xds_server.core.model import (
-    Instance,
-    InstanceId,
-    Model,
-    ModelName,
-    StaticAnswer,
-    Tier,
-    TierName,
-    Topology,
-)
+from tests.fakes.plans import one_tier
+
+_UNHURRIED = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
+"""What takes long on a busy machine is no fault of what is tested."""
+settings.register_profile("same", derandomize=True, **_UNHURRIED)
+settings.register_profile("search", **_UNHURRIED)
+settings.load_profile("same")
 
 
 @pytest.fixture
 def topology():
     """Make a topology of one model with these instances in its first tier."""
-
-    def make(*names: str) -> Topology:
-        instances = tuple(
-            Instance(id=InstanceId(name), host="10.0.0.1", port=8000 + index)
-            for index, name in enumerate(names)
-        )
-        tiers = (
-            Tier(name=TierName("primary"), serves="big", instances=instances),
-            Tier(name=TierName("static"), serves="big", answer=StaticAnswer()),
-        )
-        return Topology(models=(Model(name=ModelName("chat"), tiers=tiers),))
-
-    return make
+    return one_tier

@@ -26,17 +26,9 @@ from sidecar_agent.gpu.facts import MemoryKind as AgentMemoryKind
 from sidecar_agent.settings import Settings
 from tests.fakes.engine_pages import PAGES, EnginePages, page
 from tests.fakes.gpu_reader import scripted
-from tests.fakes.waiting import until
-from xds_server.core.model import (
-    Instance,
-    InstanceId,
-    Model,
-    ModelName,
-    StaticAnswer,
-    Tier,
-    TierName,
-    Topology,
-)
+from tests.fakes.plans import one_tier
+from tests.fakes.waiting import PATIENCE_S, until
+from xds_server.core.model import InstanceId
 from xds_server.core.policy import TelemetryPolicy
 from xds_server.core.sample import EngineState, MemoryKind
 from xds_server.core.sample import GpuHealth as SampleHealth
@@ -45,24 +37,12 @@ from xds_server.ingest.server import TelemetryServer
 from xds_server.observability.metrics import Tally
 
 
-def topology(*names):
-    instances = tuple(
-        Instance(id=InstanceId(name), host="10.0.0.1", port=8000 + index)
-        for index, name in enumerate(names)
-    )
-    tiers = (
-        Tier(name=TierName("primary"), serves="big", instances=instances),
-        Tier(name=TierName("static"), serves="big", answer=StaticAnswer()),
-    )
-    return Topology(models=(Model(name=ModelName("chat"), tiers=tiers),))
-
-
 @contextlib.asynccontextmanager
 async def plane(*names, token=None):
     """Serve the real telemetry service; yield it with the samples it took."""
     samples = []
     service = TelemetryServer(
-        registry=Registry(topology(*names)),
+        registry=Registry(one_tier(*names)),
         offer=samples.append,
         registered=lambda: None,
         policy=TelemetryPolicy(),
@@ -161,7 +141,7 @@ async def test_a_drain_is_confirmed_by_the_control_plane():
         http = await stack.enter_async_context(aiohttp.ClientSession())
         await until(lambda: samples)
         waiting = asyncio.create_task(
-            drain.drain(admin=admin, instance="a", timeout_s=10, say=lambda _: None)
+            drain.drain(admin=admin, instance="a", timeout_s=PATIENCE_S, say=lambda _: None)
         )
         await until(lambda: samples[-1].draining)
         service.drained({InstanceId("a")})

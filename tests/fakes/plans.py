@@ -42,6 +42,20 @@ def a_tier(name: str, serves: str, ports: Sequence[int], *, prefix: str = "") ->
     )
 
 
+def one_tier(*names: str, discovers: bool = False) -> Topology:
+    """Make a topology of one model with these instances in its first tier; in a second one agents may register."""
+    listed = tuple(
+        Instance(id=InstanceId(name), host="10.0.0.1", port=8000 + index)
+        for index, name in enumerate(names)
+    )
+    tiers = [
+        Tier(name=TierName("primary"), serves="big", instances=listed),
+        *([Tier(name=TierName("more"), serves="big", discovers=True)] if discovers else []),
+        Tier(name=TierName("static"), serves="big", answer=StaticAnswer()),
+    ]
+    return Topology(models=(Model(name=ModelName("chat"), tiers=tuple(tiers)),))
+
+
 def a_static_tier(answer: StaticAnswer = ANSWER) -> Tier:
     """Make the last tier of a chain."""
     return Tier(name=TierName("static"), serves="", answer=answer)

@@ -5,33 +5,12 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
 
+from tests.fakes.plans import one_tier
 from xds_server.core.model import (
-    Instance,
     InstanceId,
-    Model,
-    ModelName,
-    StaticAnswer,
-    Tier,
-    TierName,
-    Topology,
 )
 from xds_server.ingest.decode import Claim, Hello
 from xds_server.ingest.registry import Code, Registry, Speaker
-
-
-def topology(*names: str, discovers: bool = False) -> Topology:
-    listed = tuple(
-        Instance(id=InstanceId(name), host="10.0.0.1", port=8000 + index)
-        for index, name in enumerate(names)
-    )
-    tiers = [
-        Tier(name=TierName("primary"), serves="big", instances=listed),
-        Tier(name=TierName("more"), serves="big", discovers=True),
-        Tier(name=TierName("static"), serves="big", answer=StaticAnswer()),
-    ]
-    if not discovers:
-        del tiers[1]
-    return Topology(models=(Model(name=ModelName("chat"), tiers=tuple(tiers)),))
 
 
 def claim(name: str, address: str = "", tier: str = "more", model: str = "chat") -> Claim:
@@ -56,7 +35,7 @@ def code(registry: Registry, speaker: Speaker, name: str, sequence: int = 0, now
 
 
 def test_a_dead_agents_late_stream_cannot_overwrite_its_successor():
-    registry = Registry(topology("a"))
+    registry = Registry(one_tier("a"))
     old = greet(registry, hello("host", 1, "a"))
     new = greet(registry, hello("host", 2, "a"))
     assert code(registry, old, "a", 99) is Code.STALE_EPOCH
@@ -66,7 +45,7 @@ def test_a_dead_agents_late_stream_cannot_overwrite_its_successor():
 
 
 def test_an_older_run_that_connects_late_is_refused_as_a_whole():
-    registry = Registry(topology("a"))
+    registry = Registry(one_tier("a"))
     new = greet(registry, hello("host", 2, "a"))
     speaker, (refused,) = registry.hello(hello("host", 1, "a"), 1.0)
     assert speaker is None
@@ -76,7 +55,7 @@ def test_an_older_run_that_connects_late_is_refused_as_a_whole():
 
 
 def test_a_host_whose_clock_went_back_is_heard_once_its_last_run_is_gone():
-    registry = Registry(topology("a"), release_after_s=30)
+    registry = Registry(one_tier("a"), release_after_s=30)
     last = greet(registry, hello("host", 2000, "a"))
     registry.closed(last, 10.0, clean=False)
     assert registry.hello(hello("host", 1000, "a"), 39.0)[0] is None
@@ -84,7 +63,7 @@ def test_a_host_whose_clock_went_back_is_heard_once_its_last_run_is_gone():
 
 
 def test_a_second_stream_of_the_same_run_replaces_the_half_open_first():
-    registry = Registry(topology("a"))
+    registry = Registry(one_tier("a"))
     first = greet(registry, hello("host", 1, "a"))
     assert code(registry, first, "a", 5) is None
     second = greet(registry, hello("host", 1, "a"))
@@ -94,7 +73,7 @@ def test_a_second_stream_of_the_same_run_replaces_the_half_open_first():
 
 
 def test_a_new_run_counts_its_samples_from_one_again():
-    registry = Registry(topology("a"))
+    registry = Registry(one_tier("a"))
     first = greet(registry, hello("host", 1, "a"))
     assert code(registry, first, "a", 500) is None
     second = greet(registry, hello("host", 2, "a"))
@@ -102,7 +81,7 @@ def test_a_new_run_counts_its_samples_from_one_again():
 
 
 def test_samples_out_of_order_are_dropped():
-    registry = Registry(topology("a"))
+    registry = Registry(one_tier("a"))
     speaker = greet(registry, hello("host", 1, "a"))
     assert [code(registry, speaker, "a", each) for each in (1, 3, 2, 3, 4)] == [
         None,
@@ -114,7 +93,7 @@ def test_samples_out_of_order_are_dropped():
 
 
 def test_two_owners_are_a_reported_conflict_and_the_first_is_listened_to():
-    registry = Registry(topology("a", "b"))
+    registry = Registry(one_tier("a", "b"))
     first = greet(registry, hello("one", 1, "a"))
     second, (refused,) = registry.hello(hello("two", 9, "a", "b"), 3.0)
     assert second is not None
@@ -138,7 +117,7 @@ def test_two_owners_are_a_reported_conflict_and_the_first_is_listened_to():
     ],
 )
 def test_ownership_passes_on_when_the_owner_is_gone(clean, wait_s, expected):
-    registry = Registry(topology("a"), release_after_s=30)
+    registry = Registry(one_tier("a"), release_after_s=30)
     first = greet(registry, hello("one", 1, "a"))
     second, _ = registry.hello(hello("two", 1, "a"), 1.0)
     assert second is not None
@@ -148,7 +127,7 @@ def test_ownership_passes_on_when_the_owner_is_gone(clean, wait_s, expected):
 
 
 def test_the_conflict_ends_when_the_claimant_claims_it_no_more():
-    registry = Registry(topology("a"))
+    registry = Registry(one_tier("a"))
     greet(registry, hello("one", 1, "a"))
     registry.hello(hello("two", 1, "a"), 0.0)
     greet(registry, hello("two", 2))
@@ -164,7 +143,7 @@ def test_the_conflict_ends_when_the_claimant_claims_it_no_more():
     ],
 )
 def test_the_conflict_ends_when_the_claimant_is_gone(clean, gone_s, is_over):
-    registry = Registry(topology("a"), release_after_s=30)
+    registry = Registry(one_tier("a"), release_after_s=30)
     greet(registry, hello("one", 1, "a"))
     second, _ = registry.hello(hello("two", 1, "a"), 0.0)
     assert second is not None
@@ -175,16 +154,16 @@ def test_the_conflict_ends_when_the_claimant_is_gone(clean, gone_s, is_over):
 
 
 def test_the_conflict_ends_with_the_instance():
-    registry = Registry(topology("a", "b"))
+    registry = Registry(one_tier("a", "b"))
     greet(registry, hello("one", 1, "a"))
     registry.hello(hello("two", 1, "a"), 0.0)
     assert registry.conflicts()
-    registry.retopology(topology("b"), 1.0)
+    registry.retopology(one_tier("b"), 1.0)
     assert registry.conflicts() == ()
 
 
 def test_what_nobody_configured_or_claimed_is_refused():
-    registry = Registry(topology("a"))
+    registry = Registry(one_tier("a"))
     speaker, (refused,) = registry.hello(hello("host", 1, "a", "x"), 0.0)
     assert speaker is not None
     assert (refused.instance, refused.code) == ("x", Code.UNKNOWN_INSTANCE)
@@ -195,7 +174,7 @@ def test_what_nobody_configured_or_claimed_is_refused():
 
 
 def test_an_instance_given_up_by_its_agent_is_free_for_another():
-    registry = Registry(topology("a"))
+    registry = Registry(one_tier("a"))
     greet(registry, hello("one", 1, "a"))
     greet(registry, hello("one", 2))
     assert registry.owner(InstanceId("a")) is None
@@ -203,7 +182,7 @@ def test_an_instance_given_up_by_its_agent_is_free_for_another():
 
 
 def test_agents_register_instances_where_the_tier_discovers():
-    registry = Registry(topology("a", discovers=True))
+    registry = Registry(one_tier("a", discovers=True))
     speaker = greet(registry, hello("host", 1, claim("n", "10.0.0.9:80"), "a"))
     assert code(registry, speaker, "n") is None
     (entry,) = registry.registered()
@@ -248,7 +227,7 @@ def test_agents_register_instances_where_the_tier_discovers():
     ],
 )
 def test_a_registration_that_cannot_be_is_refused_with_its_reason(each, expected, reason):
-    registry = Registry(topology("a", discovers=True))
+    registry = Registry(one_tier("a", discovers=True))
     _, (refused,) = registry.hello(hello("host", 1, each), 0.0)
     assert refused.code is expected
     assert reason in refused.reason
@@ -256,7 +235,7 @@ def test_a_registration_that_cannot_be_is_refused_with_its_reason(each, expected
 
 
 def test_a_registered_instance_without_owner_is_forgotten_after_a_while():
-    registry = Registry(topology(discovers=True), forget_after_s=300)
+    registry = Registry(one_tier(discovers=True), forget_after_s=300)
     speaker = greet(registry, hello("host", 1, claim("n", "10.0.0.9:80")))
     registry.expire(1000.0)
     assert registry.registered()
@@ -268,7 +247,7 @@ def test_a_registered_instance_without_owner_is_forgotten_after_a_while():
 
 
 def test_an_owner_that_comes_back_keeps_its_registration():
-    registry = Registry(topology(discovers=True), forget_after_s=300)
+    registry = Registry(one_tier(discovers=True), forget_after_s=300)
     speaker = greet(registry, hello("host", 1, claim("n", "10.0.0.9:80")))
     registry.closed(speaker, 0.0, clean=False)
     greet(registry, hello("host", 2, claim("n", "10.0.0.9:80")), 100.0)
@@ -277,7 +256,7 @@ def test_an_owner_that_comes_back_keeps_its_registration():
 
 
 def test_agents_that_are_gone_are_forgotten_in_the_end():
-    registry = Registry(topology("a"), forget_after_s=300)
+    registry = Registry(one_tier("a"), forget_after_s=300)
     for number in range(10):
         speaker = greet(registry, hello(f"host-{number}", 1))
         registry.closed(speaker, 0.0, clean=True)
@@ -287,9 +266,9 @@ def test_agents_that_are_gone_are_forgotten_in_the_end():
 
 
 def test_registrations_of_a_state_file_wait_for_their_owner():
-    first = Registry(topology(discovers=True))
+    first = Registry(one_tier(discovers=True))
     greet(first, hello("host", 1, claim("n", "10.0.0.9:80")))
-    second = Registry(topology(discovers=True), forget_after_s=300)
+    second = Registry(one_tier(discovers=True), forget_after_s=300)
     second.adopt(first.registered(), 0.0)
     assert second.registered() == first.registered()
     second.expire(299.0)
@@ -299,19 +278,19 @@ def test_registrations_of_a_state_file_wait_for_their_owner():
 
 
 def test_a_new_configuration_judges_refused_claims_again_and_drops_what_it_lost():
-    registry = Registry(topology("a"))
+    registry = Registry(one_tier("a"))
     speaker, refused = registry.hello(hello("host", 1, "a", "b"), 0.0)
     assert speaker is not None
     assert [each.instance for each in refused] == ["b"]
-    registry.retopology(topology("b"), 1.0)
+    registry.retopology(one_tier("b"), 1.0)
     assert code(registry, speaker, "b") is None
     assert code(registry, speaker, "a") is Code.UNKNOWN_INSTANCE
 
 
 def test_a_registered_instance_that_the_file_lists_now_is_no_registration_any_more():
-    registry = Registry(topology(discovers=True))
+    registry = Registry(one_tier(discovers=True))
     greet(registry, hello("host", 1, claim("n", "10.0.0.9:80")))
-    registry.retopology(topology("n", discovers=True), 1.0)
+    registry.retopology(one_tier("n", discovers=True), 1.0)
     assert registry.registered() == ()
     assert registry.owner(InstanceId("n")) == "host"
 
@@ -323,7 +302,7 @@ class OwnershipMachine(RuleBasedStateMachine):
 
     def __init__(self):
         super().__init__()
-        self.registry = Registry(topology("a", "b"), release_after_s=30)
+        self.registry = Registry(one_tier("a", "b"), release_after_s=30)
         self.now = 0.0
         self.newest: dict[str, int] = {}
 
