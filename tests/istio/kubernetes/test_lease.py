@@ -147,7 +147,7 @@ async def test_a_killed_leader_is_followed_after_the_duration_and_never_led_besi
     await first.stop()
     took = (await second.leads()) - died
     assert (
-        RULES.duration_s - RULES.retry_s * 1.2 <= took <= RULES.duration_s + 2 * RULES.retry_s + 0.5
+        RULES.duration_s - RULES.retry_s * 1.2 <= took <= RULES.duration_s + 2 * RULES.retry_s + 3
     )
 
 
@@ -172,7 +172,7 @@ async def test_a_lease_that_somebody_took_stops_the_leader_at_its_next_look(api,
     stolen = lease.taken(None, target=TARGET, me="thief", rules=RULES, wall=time.time())
     await api.put(stolen)
     taken = time.monotonic()
-    assert (await first.leads(wanted=False)) - taken < 2 * RULES.retry_s + 0.3
+    assert (await first.leads(wanted=False)) - taken < 2 * RULES.retry_s + 0.5
     assert "thief" in first.told[-1][2]
 
 

@@ -100,7 +100,7 @@ async def settle() -> None:
         await asyncio.sleep(0)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(
     moves=st.lists(MOVES, min_size=8, max_size=40),
     offsets=st.tuples(*[st.floats(0, 1e6)] * len(NAMES)),

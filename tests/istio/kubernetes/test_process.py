@@ -72,7 +72,7 @@ async def test_an_out_of_memory_moves_the_weights_of_the_delegate(api, config, t
         await until(lambda: weights(api)["vllm-70b"] == 0)
         took = time.monotonic() - told
         assert sum(weights(api).values()) == 100
-        assert took < 2.0
+        assert took < 5.0
         assert await server.metric("fleet_kubernetes_leader") == 1
         assert await server.metric("fleet_kubernetes_writes_total") == len(
             api.writes("virtualservices")
@@ -170,11 +170,11 @@ async def test_of_two_control_planes_one_writes_and_the_other_takes_over(api, co
             await first.stop(signal.SIGKILL)
             await until(lambda: weights(api)["vllm-70b"] == 0)
             took = time.monotonic() - killed
-            assert 3 - 0.5 <= took <= 3 + 2 * 0.4 + 2, f"the lease is for 3 s, it took {took:.1f} s"
+            assert 3 - 0.5 <= took <= 3 + 2 * 0.4 + 6, f"the lease is for 3 s, it took {took:.1f} s"
             assert lease(api)["leaseTransitions"] == 1
             ended = time.monotonic()
             await second.stop()
-            assert time.monotonic() - ended < 5
+            assert time.monotonic() - ended < 10
             assert lease(api)["holderIdentity"] == ""
 
 
