@@ -17,6 +17,8 @@ from xds_server.istio.kubernetes.lease import LeaseRules, Seen
 
 TARGET = lease.ref("gpu-xds", "gpu-xds-istio")
 RULES = LeaseRules(duration_s=1.5, deadline_s=1.0, retry_s=0.2)
+LONG = LeaseRules(duration_s=8.0, deadline_s=2.0, retry_s=0.2)
+"""The same with room for a busy machine between what is proven and what would be wrong."""
 
 
 def seen(holder="a", *, at=100.0, duration_s=15.0) -> Seen:
@@ -118,9 +120,9 @@ def holder(api):
 
 
 async def test_one_of_two_leads_and_the_other_follows_an_orderly_end_at_once(api, candidates):
-    first = (await candidates("a")).start()
+    first = (await candidates("a", rules=LONG)).start()
     await first.leads()
-    second = (await candidates("b")).start()
+    second = (await candidates("b", rules=LONG)).start()
     async with asyncio.timeout(5):
         while second.leadership.holder != "a":
             await asyncio.sleep(0.01)
@@ -128,7 +130,7 @@ async def test_one_of_two_leads_and_the_other_follows_an_orderly_end_at_once(api
     ended = time.monotonic()
     await first.stop()
     assert not first.leadership.is_leader
-    assert (await second.leads()) - ended < RULES.duration_s, "it needs not wait for the end"
+    assert (await second.leads()) - ended < LONG.duration_s, "it needs not wait for the end"
     assert holder(api)["leaseTransitions"] == 1
 
 
@@ -152,14 +154,14 @@ async def test_a_killed_leader_is_followed_after_the_duration_and_never_led_besi
 
 
 async def test_without_an_answer_a_leader_stops_by_itself_before_another_may_begin(api, candidates):
-    first = (await candidates("a")).start()
+    first = (await candidates("a", rules=LONG)).start()
     began = await first.leads()
     api.fail("get", "leases", 0, times=1e9)
     api.fail("update", "leases", 0, times=1e9)
     over = await first.leads(wanted=False)
     assert not first.leadership.is_leader
     assert first.leadership.remaining_s == 0
-    assert over - began < RULES.duration_s
+    assert over - began < LONG.duration_s
     assert "could not be renewed" in first.told[-1][2]
     api.faults.clear()
     await first.leads()
