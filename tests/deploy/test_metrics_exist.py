@@ -209,7 +209,9 @@ async def fleet(tmp_path: Path) -> AsyncIterator[Lab]:
         )
         config = tmp_path / "config.yaml"
         config.write_text(yaml.safe_dump(configuration(big, small)))
-        server = await stack.enter_async_context(running_server(config, tmp_path / "state"))
+        # On a busy machine the agent may take longer to start than the default grace.
+        flags = ["--grace-s", "60"]
+        server = await stack.enter_async_context(running_server(config, tmp_path / "state", flags))
         agent = {
             "node": "host-1",
             "control_plane": {"address": server.target},
@@ -224,7 +226,7 @@ async def fleet(tmp_path: Path) -> AsyncIterator[Lab]:
             "log": {"format": "json"},
         }
         admin = await stack.enter_async_context(running_agent(agent, tmp_path / "agent.yaml"))
-        await server.event("server_warm", cause="telemetry")
+        await server.event("server_warm", timeout_s=60, cause="telemetry")
         targets = {"gpu-xds": server.admin_url.removeprefix("http://"), "gpu-xds-agent": admin}
         prometheus = await stack.enter_async_context(
             running_prometheus(targets, RULES, tmp_path / "prometheus")
