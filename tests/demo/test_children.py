@@ -136,7 +136,7 @@ async def test_the_first_error_beside_the_play_ends_it_with_its_own_type():
 
 
 async def test_background_work_ends_with_the_block():
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         async with background(asyncio.sleep(60)):
             pass
 

@@ -166,12 +166,12 @@ async def test_a_farewell_is_when_the_counters_stopped_and_when_the_endpoint_was
 
     async with pages(clusters=page) as url, aiohttp.ClientSession() as session:
         watch = Watch(session, server=url, engines={}, proxies={"sotw": url})
-        found = await watch.farewell("127.0.0.1:8001", since_s=time.monotonic(), seconds=0.5)
+        found = await watch.farewell("127.0.0.1:8001", since_s=time.monotonic(), seconds=3.0)
 
     assert found.attempts == 3
-    assert 0.05 < found.last_attempt_after_s < 0.4
+    assert 0.05 < found.last_attempt_after_s < 3.0
     assert found.told_after_s is not None
-    assert 0.05 < found.told_after_s < 0.4
+    assert 0.05 < found.told_after_s < 3.0
 
 
 async def test_an_endpoint_that_nobody_takes_away_was_never_told():

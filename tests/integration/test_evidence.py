@@ -405,7 +405,7 @@ async def test_attempts_that_a_tiers_limit_turns_away_reach_no_engine_and_count_
         async def seen() -> bool:
             return await made.server.metric("fleet_requests_total") == 24
 
-        await eventually(seen, what="every request", timeout_s=5)
+        await eventually(seen, what="every request")
         _, text = await made.server.get("/metrics")
         assert sum(values_of(text, "fleet_attempts_total")) == attempts
         ratios = values_of(text, "fleet_retry_amplification_ratio")
@@ -440,5 +440,5 @@ async def test_what_proxies_answer_alone_is_counted_too(tmp_path):
         async def seen() -> bool:
             return await made.server.metric("fleet_requests_total") >= before + 6
 
-        await eventually(seen, what="every request", timeout_s=5)
+        await eventually(seen, what="every request")
         assert await made.server.metric("fleet_evidence_refused_total") == 0

@@ -137,7 +137,7 @@ async def test_what_proxies_answer_and_allow_by_themselves_changes_at_once(tmp_p
                 assert "before" in (await client.ask()).text
             tiers[2]["answer"]["json"]["choices"][0]["message"]["content"] = "after"
             await lab.reload(document)
-            await lab.envoy.until(says(client, "after"), what="the new answer", timeout_s=3)
+            await lab.envoy.until(says(client, "after"), what="the new answer", timeout_s=30)
             for _ in range(20):
                 assert "after" in (await client.ask()).text
 
@@ -145,7 +145,7 @@ async def test_what_proxies_answer_and_allow_by_themselves_changes_at_once(tmp_p
             assert (await client.ask()).served == BIG
             tiers[0]["limit"]["requests_per_second"] = 0.001
             await lab.reload(document)
-            await lab.envoy.until(says(client, "after"), what="the new limit", timeout_s=3)
+            await lab.envoy.until(says(client, "after"), what="the new limit", timeout_s=30)
             for _ in range(20):
                 assert "after" in (await client.ask()).text
 
