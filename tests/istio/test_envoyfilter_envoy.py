@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping
@@ -18,6 +17,7 @@ from tests.fakes.envoy import RealEnvoy, running_envoy, validate
 from tests.fakes.istio_patches import patched
 from tests.fakes.named_backend import named_backends
 from tests.fakes.plans import a_model, a_plan, a_static_tier, a_tier, a_topology
+from tests.fakes.ports import free_port
 from tests.fakes.waiting import PATIENCE_S
 from tests.fakes.xds_process import ROOT
 from tests.xds.wire import serving
@@ -163,7 +163,7 @@ async def mesh(directory: Path, *, with_server: bool = True) -> AsyncIterator[Me
         model = a_model(tiers=[a_tier("primary", "70b", ours), a_static_tier()])
         topology = a_topology(model)
         (directory / "mesh").mkdir()
-        lab = Mesh(directory / "mesh", topology, backends[2].port, _free_port())
+        lab = Mesh(directory / "mesh", topology, backends[2].port, free_port())
         lab.publish()
         if with_server:
             await stack.enter_async_context(serving(lab.cache, port=lab.port))
@@ -174,14 +174,6 @@ async def mesh(directory: Path, *, with_server: bool = True) -> AsyncIterator[Me
         )
         lab.base = f"http://127.0.0.1:{await lab.envoy.listener_port('out')}/v1/chat/completions"
         yield lab
-
-
-def _free_port() -> int:
-    """Return a port at which nobody listens, for a server that comes later."""
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        port: int = taken.getsockname()[1]
-        return port
 
 
 async def test_a_sidecar_obeys_our_weights_and_follows_them(tmp_path):

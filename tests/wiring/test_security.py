@@ -302,7 +302,7 @@ async def test_only_proxies_and_agents_with_a_certificate_are_served(tmp_path):
             await server.event("agent_connected")
         finally:
             process.terminate()
-            await asyncio.wait_for(process.wait(), 15)
+            await asyncio.wait_for(process.wait(), PATIENCE_S)
 
 
 def other_certificate(directory: Path) -> tuple[str, str]:

@@ -123,7 +123,7 @@ async def test_one_of_two_leads_and_the_other_follows_an_orderly_end_at_once(api
     first = (await candidates("a", rules=LONG)).start()
     await first.leads()
     second = (await candidates("b", rules=LONG)).start()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while second.leadership.holder != "a":
             await asyncio.sleep(0.01)
     assert not second.leadership.is_leader
@@ -140,7 +140,7 @@ async def test_a_killed_leader_is_followed_after_the_duration_and_never_led_besi
     first = (await candidates("a")).start()
     await first.leads()
     second = (await candidates("b")).start()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while second.leadership.holder != "a":
             await asyncio.sleep(0.01)
     # Killed: it neither renews nor gives the lease back.
@@ -199,7 +199,7 @@ async def test_a_missing_verb_on_leases_is_told_with_its_rule(api, candidates, v
             )
         )
     weak = (await candidates("weak", token)).start()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while not weak.troubles or weak.troubles[-1] is None:
             await asyncio.sleep(0.01)
     error = weak.troubles[-1]

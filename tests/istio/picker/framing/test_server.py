@@ -177,14 +177,14 @@ async def test_stopping_lets_calls_end_within_the_grace_and_refuses_new_ones():
         assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
         await call.done_writing()
         assert await call.code() is grpc.StatusCode.OK
-        await asyncio.wait_for(stopping, 5)
+        await asyncio.wait_for(stopping, 30)
 
 
 async def test_who_speaks_something_else_is_told_and_cut_off():
     async with lab() as (here, _):
         reader, writer = await asyncio.open_connection("127.0.0.1", here.port)
         writer.write(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
-        assert b"HTTP/2" in await asyncio.wait_for(reader.read(), 5)
+        assert b"HTTP/2" in await asyncio.wait_for(reader.read(), 30)
         writer.close()
         await writer.wait_closed()
         assert here.refusals == ["expected HTTP/2 without TLS"]
