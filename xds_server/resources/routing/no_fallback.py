@@ -39,6 +39,7 @@ def strict(route: Route, cluster: str) -> Route:
     del policy.retriable_status_codes[:]
     policy.num_retries.value = min(1, policy.num_retries.value)
     policy.ClearField("retry_priority")
+    policy.ClearField("retry_host_predicate")
     policy.MergeFrom(_other_endpoint().retry_policy)
     for header in twin.response_headers_to_add:
         if header.header.key == headers.MODEL_ROUTE:
