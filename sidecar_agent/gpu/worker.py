@@ -107,11 +107,6 @@ class GpuWorker:
         self._is_released = False
         self._wake.set()
 
-    @property
-    def is_released(self) -> bool:
-        """Whether the driver was asked to be let go of."""
-        return self._is_released
-
     def close(self, *, grace_s: float = 1.0) -> bool:
         """Stop reading and let go of the driver; safe to call twice.
 

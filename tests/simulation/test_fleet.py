@@ -178,7 +178,6 @@ def test_utilization_share_and_waits_are_what_the_requests_saw():
     )
     assert measure.utilization(trace, 60.0, 300.0) == pytest.approx(0.8, abs=0.08)
     assert measure.served_elsewhere(trace, 60.0, 300.0) == 0.0
-    assert measure.mean_spill(trace, 60.0, 300.0) == 0.5
     waits = [measure.queue_wait(trace, 60.0, 300.0, q) for q in (0.0, 0.5, 0.99, 1.0)]
     assert waits == sorted(waits)
     assert waits[0] == 0.0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sqlite3
 import time
@@ -25,7 +24,6 @@ from xds_server.store.row import (
     Query,
     Row,
     from_columns,
-    from_document,
     to_columns,
 )
 from xds_server.store.schema import UnusableFileError
@@ -78,7 +76,6 @@ def test_rows_are_there_at_once_and_after_a_restart(path):
         (found,) = store.read(Query())
         assert found.id == 1
         assert {**found.document(), "id": None} == full.document()
-        assert from_document(json.loads(json.dumps(found.document()))) == found
         assert store.read_one(1) == found
         assert store.read_one(2) is None
         assert store.trouble == ""
@@ -386,5 +383,3 @@ def test_errors_are_told_apart():
     assert files.is_broken(UnusableFileError("x"))
     assert not files.is_broken(OSError(os.strerror(28)))
     assert not files.is_broken(sqlite3.OperationalError("database or disk is full"))
-    with pytest.raises(ValueError, match="not an event"):
-        from_document({"id": 1})

@@ -102,8 +102,3 @@ def jumps_per_min(trace: Trace, start: float, end: float, *, size: float, within
             index = 0
         index += 1
     return count * 60.0 / (end - start)
-
-
-def mean_spill(trace: Trace, start: float, end: float) -> float:
-    """Return the mean of the spill over the window."""
-    return fmean(spill for _, spill in spills(trace, start, end))

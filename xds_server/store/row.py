@@ -84,25 +84,6 @@ Columns = tuple[Any, ...]
 """Values of `COLUMNS`, as SQLite takes them."""
 
 
-def from_document(values: Mapping[str, Any]) -> Row:
-    """Return the row that `Row.document` wrote.
-
-    Raises:
-        ValueError: It is not one.
-    """
-    try:
-        return Row(
-            id=values["id"],
-            at_unix_s=float(values["at_unix_s"]),
-            kind=Kind(values["kind"]),
-            name=str(values["name"]),
-            data=values.get("data", {}),
-            **{key: str(values.get(key, "")) for key in TEXTS},
-        )
-    except (KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"not an event: {error!r}") from error
-
-
 def to_columns(row: Row) -> Columns:
     """Return the values of `COLUMNS`; the file numbers rows itself unless one has its number."""
     data = json.dumps(row.data, ensure_ascii=False, default=str) if row.data else ""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import itertools
 import json
 import resource
 import signal
@@ -65,10 +66,12 @@ async def main():
     loop = asyncio.get_running_loop()
     done = asyncio.Event()
     loop.add_signal_handler(signal.SIGTERM, done.set)
-    loop.add_signal_handler(
-        signal.SIGUSR1,
-        lambda: worker.reacquire() if worker.is_released else worker.release(),
-    )
+    turns = itertools.cycle((worker.release, worker.reacquire))
+
+    def turn():
+        next(turns)()
+
+    loop.add_signal_handler(signal.SIGUSR1, turn)
     code = 0
 
     def changed():
