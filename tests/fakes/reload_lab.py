@@ -45,6 +45,7 @@ class ReloadLab:
         if text == self.path.read_text():
             return
         self.path.write_text(text)
+        self.server.hang_up()  # or notices of the file system decide how long it takes
 
         async def accepted() -> bool:
             if len(self.server.named("config_reloaded")) == before:
@@ -52,7 +53,7 @@ class ReloadLab:
             (proxy,) = await self.server.get_json("/debug/syncz")
             return all(each["state"] == "synced" for each in proxy["types"])
 
-        await self.envoy.until(accepted, what="the new file at the proxy")
+        await self.envoy.until(accepted, what="the new file at the proxy", timeout_s=45)
 
     @asynccontextmanager
     async def client(self) -> AsyncIterator[KeptConnection]:
