@@ -51,7 +51,8 @@ class ReloadLab:
             if len(self.server.named("config_reloaded")) == before:
                 return False
             (proxy,) = await self.server.get_json("/debug/syncz")
-            return all(each["state"] == "synced" for each in proxy["types"])
+            settled = {"synced", "not_sent"}  # the latter: filters that are wanted no more
+            return all(each["state"] in settled for each in proxy["types"])
 
         await self.envoy.until(accepted, what="the new file at the proxy", timeout_s=45)
 
