@@ -143,7 +143,7 @@ def test_agents_watch_the_engine_and_the_gpu_of_their_name(part):
     assert instance.capacity == part.slots
     assert instance.gpus == (uuid_of(spec.gpu_state),)
     assert service["environment"]["NVMLSTUB_STATE"] == str(spec.gpu_state)
-    assert settings.control_plane.address == f"xds-server:{XDS_PORT}"
+    assert settings.control_plane.address == (f"xds-server:{XDS_PORT}",)
     assert settings.admin == f"0.0.0.0:{AGENT_PORT}"
 
 
