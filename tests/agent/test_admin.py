@@ -109,9 +109,13 @@ async def running(text=BUSY, *, worker=None, refuse=(), **instance):
 
 async def test_ready_means_connected_and_something_fresh_about_every_instance():
     async with running() as one:
-        await until(lambda: one.server.samples)
-        status, text = await one.call("GET", "/readyz")
-        assert (status, json.loads(text)) == (200, {"ready": True, "reasons": []})
+
+        async def is_ready():
+            status, text = await one.call("GET", "/readyz")
+            return status == 200 and json.loads(text) == {"ready": True, "reasons": []}
+
+        await until(is_ready, "the agent to be ready")
+        assert one.server.samples
         assert (await one.call("GET", "/healthz")) == (200, "ok\n")
 
 
@@ -151,7 +155,7 @@ async def test_an_engine_that_is_down_is_something_to_say():
                 one.server.samples and one.server.samples[-1].engine.state == pb.ENGINE_STATE_DOWN
             )
         )
-        assert (await one.call("GET", "/readyz"))[0] == 200
+        await until(one.is_ready, "the agent to be ready all the same")
 
 
 async def test_trap_16_a_page_without_the_engine_is_sent_as_unknown_and_is_not_ready():

@@ -73,7 +73,11 @@ async def test_one_that_goes_away_delays_nothing_and_is_told_everything_again():
         await one.stop()
         heard = len(two.samples)
         await until(lambda: len(two.samples) > heard + 5)
-        assert (await ask("/readyz"))[0] == 200, "the other one decides"
+
+        async def is_ready():
+            return (await ask("/readyz"))[0] == 200
+
+        await until(is_ready, "readiness: the other one decides")
         _, text = await ask("/metrics")
         assert f'fleet_agent_connected{{control_plane="{one.address}"}} 0.0' in text
         assert f'fleet_agent_connected{{control_plane="{two.address}"}} 1.0' in text
