@@ -59,6 +59,10 @@ class Running:
         async with self.http.request(method, f"http://{self.admin}{path}") as response:
             return response.status, await response.text()
 
+    async def is_ready(self):
+        status, text = await self.call("GET", "/readyz")
+        return status == 200 and json.loads(text) == {"ready": True, "reasons": []}
+
     async def drain(self, name="a", timeout_s=PATIENCE_S):
         return await drain.drain(
             admin=self.admin, instance=name, timeout_s=timeout_s, say=self.said.append
@@ -109,12 +113,7 @@ async def running(text=BUSY, *, worker=None, refuse=(), **instance):
 
 async def test_ready_means_connected_and_something_fresh_about_every_instance():
     async with running() as one:
-
-        async def is_ready():
-            status, text = await one.call("GET", "/readyz")
-            return status == 200 and json.loads(text) == {"ready": True, "reasons": []}
-
-        await until(is_ready, "the agent to be ready")
+        await until(one.is_ready, "the agent to be ready")
         assert one.server.samples
         assert (await one.call("GET", "/healthz")) == (200, "ok\n")
 
