@@ -8,14 +8,17 @@ ENVOY_STAMP := $(ENVOY_DIR)/.ready
 PROMETHEUS_DIR := .tools/prometheus
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
-# Four tests at once, also on two cores: most wait for real processes and real time, not for a processor.
+# Four tests at once, also on two cores: most wait for real processes and real time, not for a processor. A machine
+# that others use too may want fewer.
+WORKERS ?= 4
+
 # Where there can be no Prometheus or no Chromium, their tests are left out, and it is said.
 TEST = marks=; \
 	sh deploy/prometheus/install.sh $(PROMETHEUS_DIR) || { marks='not prometheus'; \
 	echo 'left out: tests that need Prometheus (pytest -m prometheus)'; }; \
 	sh tests/admin/page/install.sh || { marks="$${marks:+$$marks and }not browser"; \
 	echo 'left out: tests that need Chromium (pytest -m browser)'; }; \
-	$(BIN)/python -m pytest -q -n 4 -m "$$marks"
+	$(BIN)/python -m pytest -q -n $(WORKERS) -m "$$marks"
 
 .PHONY: help setup prometheus demo test coverage check bench protos docs compose-check fix clean
 

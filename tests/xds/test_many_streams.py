@@ -158,7 +158,7 @@ async def test_a_client_that_stops_reading_holds_up_nobody_and_piles_up_nothing(
 async def test_a_bug_in_a_push_ends_the_stream_and_is_reported() -> None:
     reported = []
     loop = asyncio.get_running_loop()
-    loop.set_exception_handler(lambda _, context: reported.append(context["exception"]))
+    loop.set_exception_handler(lambda _, context: reported.append(context.get("exception")))
     cache = SnapshotCache()
     cache.publish(GROUP, world())
     async with (
@@ -178,7 +178,8 @@ async def test_a_bug_in_a_push_ends_the_stream_and_is_reported() -> None:
         cache.publish(GROUP, broken)
         with pytest.raises(EOFError):
             await stream.response()
-    assert isinstance(reported[0], TypeError)
+    # What a test before left to the garbage collector may be told here too.
+    assert TypeError in map(type, reported)
 
 
 def test_the_options_that_keep_a_storm_from_losing_streams_are_set() -> None:
