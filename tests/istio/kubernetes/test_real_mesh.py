@@ -21,7 +21,7 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(
         not (IS_THERE and BINARY),
-        reason="KUBE_APISERVER_BIN, ETCD_BIN and PILOT_DISCOVERY_BIN name no programs",
+        reason="KUBE_APISERVER_BIN, ETCD_BIN and PILOT_DISCOVERY_BIN name no programs (docs/istio)",
     ),
 ]
 FOLDER = ROOT / "deploy/kubernetes/istio"
