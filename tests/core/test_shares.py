@@ -55,6 +55,24 @@ def test_a_newcomer_gets_a_little_at_once_and_its_full_part_a_moment_later():
     assert shares.parts == pytest.approx(dict.fromkeys("abc", 1 / 3))
 
 
+def test_every_newcomer_gets_a_little_however_long_ago_the_last_division_was():
+    shares = divided("a")
+    shares.update(["a", "b"], {}, 1000.0)
+    shares.update(["a", "b", "c"], {}, 1000.0 + SETTLE / 2)
+    assert shares.parts == {"a": 1.0, "b": RESERVE / 2, "c": RESERVE / 6}
+
+
+def test_thousands_who_come_between_two_divisions_all_get_a_part_above_nothing():
+    shares = divided("a")
+    names = ["a"]
+    for number in range(3000):
+        names.append(f"proxy-{number}")
+        shares.update(names, {}, 40.0)
+    assert shares.parts.keys() == set(names)
+    assert min(shares.parts.values()) > 1e-10
+    assert sum(shares.parts.values()) <= 1 + RESERVE
+
+
 def test_a_proxy_that_leaves_keeps_its_part_while_it_may_still_be_serving():
     shares = divided("a", "b")
     assert not shares.update(["a"], {}, 40.0)
@@ -196,7 +214,7 @@ NAMES = st.sets(st.sampled_from("abcdefgh"))
     )
 )
 def test_no_more_than_the_limit_and_the_reserve_is_ever_given_out(steps):
-    shares, now = Shares(POLICY), 0.0
+    shares, now, has_divided = Shares(POLICY), 0.0, False
     for names, demand, wait_s in steps:
         now += wait_s
         before = dict(shares.parts)
@@ -207,6 +225,9 @@ def test_no_more_than_the_limit_and_the_reserve_is_ever_given_out(steps):
         assert shares.deadline is None or shares.deadline > now
         # Whoever was divided over has its part until it is gone for long.
         assert not (names & before.keys()) - shares.parts.keys()
+        # Once there was a division nobody waits for the next one with nothing.
+        has_divided = has_divided or bool(shares.parts)
+        assert not has_divided or names <= shares.parts.keys()
 
 
 @given(st.dictionaries(st.text(max_size=3), st.floats(0, 1e6), min_size=1, max_size=30))

@@ -46,6 +46,8 @@ class Shares:
         self._changed_first: float | None = None
         self._changed_last = 0.0
         self._divided: deque[float] = deque()
+        """When it was divided lately; what is too long ago to count is forgotten."""
+        self._has_divided = False
         self._demand: dict[str, float] = {}
         self._demand_at = 0.0
 
@@ -60,7 +62,7 @@ class Shares:
         self.parts = dict(parts)
         self._present = dict.fromkeys(parts)
         self._left = dict.fromkeys(parts, now)
-        self._divided.append(now)
+        self._note_division(now)
 
     def update(self, connected: Collection[str], demand: Mapping[str, float], now: float) -> bool:
         """Take in who is there and what each is asked for; return whether a part changed.
@@ -86,7 +88,7 @@ class Shares:
         for name in sorted(connected - self._present.keys()):
             self._present[name] = None
             changed = True
-            if self._divided:
+            if self._has_divided:
                 self._give_a_little(name)
         for name in connected & self._left.keys():
             del self._left[name]
@@ -103,8 +105,10 @@ class Shares:
                 self._changed_first = now
 
     def _give_a_little(self, name: str) -> None:
-        given = sum(self.parts[each] for each in self._provisional)
-        self.parts[name] = min(1 / len(self._present), (RESERVE - given) / 2)
+        # 1/2 + 1/6 + 1/12 + ... is never more than 1, however many come; halves of what is left would soon be
+        # too small for a float to tell from nothing.
+        number = len(self._provisional) + 1
+        self.parts[name] = min(1 / len(self._present), RESERVE / (number * (number + 1)))
         self._provisional.add(name)
 
     def _due(self, now: float) -> float | None:
@@ -140,7 +144,11 @@ class Shares:
         self._provisional.clear()
         if targets != self.parts:
             self.parts = targets
-            self._divided.append(now)
+            self._note_division(now)
+
+    def _note_division(self, now: float) -> None:
+        self._divided.append(now)
+        self._has_divided = True
 
     def _targets(self) -> dict[str, float]:
         """Return the parts that fit what each proxy is asked for; they add up to 1."""
