@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -293,6 +295,95 @@ def test_a_registered_instance_that_the_file_lists_now_is_no_registration_any_mo
     registry.retopology(one_tier("n", discovers=True), 1.0)
     assert registry.registered() == ()
     assert registry.owner(InstanceId("n")) == "host"
+
+
+def addresses(registry: Registry) -> dict[str, str]:
+    return {each.instance.id: each.instance.host for each in registry.registered()}
+
+
+@pytest.mark.parametrize(
+    ("clean", "wait_s", "passes"),
+    [
+        pytest.param(True, 0.0, True, id="ended"),
+        pytest.param(False, 29.0, False, id="may-come-back"),
+        pytest.param(False, 30.0, True, id="gone"),
+    ],
+)
+def test_an_address_that_is_given_out_again_passes_to_its_new_instance(clean, wait_s, passes):
+    registry = Registry(one_tier(discovers=True), release_after_s=30)
+    gone = greet(registry, hello("host-1", 1, claim("old", "10.0.0.9:80")))
+    registry.closed(gone, 100.0, clean=clean)
+    speaker, refused = registry.hello(
+        hello("host-2", 1, claim("new", "10.0.0.9:80")), 100.0 + wait_s
+    )
+    assert speaker is not None
+    assert [each.instance for each in refused] == ([] if passes else ["new"])
+    assert addresses(registry) == {"new" if passes else "old": "10.0.0.9"}
+    # Whoever waited has it with the first sample after that.
+    assert code(registry, speaker, "new", now=131.0) is None
+    assert addresses(registry) == {"new": "10.0.0.9"}
+
+
+def test_who_lost_its_address_is_refused_until_it_has_another_or_that_one_is_free():
+    registry = Registry(one_tier(discovers=True), release_after_s=30)
+    registry.closed(
+        greet(registry, hello("host-1", 1, claim("old", "10.0.0.9:80"))), 0.0, clean=True
+    )
+    new = greet(registry, hello("host-2", 1, claim("new", "10.0.0.9:80")), 1.0)
+    back, (refused,) = registry.hello(hello("host-1", 2, claim("old", "10.0.0.9:80")), 2.0)
+    assert back is not None
+    assert refused.reason == "address 10.0.0.9:80 belongs to instance new"
+    assert code(registry, back, "old", now=3.0) is Code.BAD_MESSAGE
+    registry.closed(new, 4.0, clean=True)
+    assert code(registry, back, "old", now=5.0) is None
+    assert addresses(registry) == {"old": "10.0.0.9"}
+    greet(registry, hello("host-1", 3, claim("old", "10.0.0.10:80")), 6.0)
+    greet(registry, hello("host-2", 2, claim("new", "10.0.0.9:80")), 6.0)
+    assert addresses(registry) == {"old": "10.0.0.10", "new": "10.0.0.9"}
+
+
+def test_an_agent_may_swap_the_addresses_of_its_instances():
+    registry = Registry(one_tier(discovers=True))
+    greet(registry, hello("host", 1, claim("a", "10.0.0.1:80"), claim("b", "10.0.0.2:80")))
+    speaker = greet(
+        registry, hello("host", 2, claim("a", "10.0.0.2:80"), claim("b", "10.0.0.1:80"))
+    )
+    assert addresses(registry) == {"a": "10.0.0.2", "b": "10.0.0.1"}
+    assert [code(registry, speaker, name) for name in "ab"] == [None, None]
+
+
+def test_an_agent_may_not_claim_one_address_twice():
+    registry = Registry(one_tier(discovers=True))
+    twice = hello("host", 1, claim("a", "10.0.0.1:80"), claim("b", "10.0.0.1:80"))
+    speaker, (refused,) = registry.hello(twice, 0.0)
+    assert refused.instance == "b"
+    assert addresses(registry) == {"a": "10.0.0.1"}
+    assert speaker is not None
+    assert code(registry, speaker, "b") is Code.BAD_MESSAGE
+
+
+def test_a_configuration_that_lists_the_address_of_a_registered_instance_wins():
+    registry = Registry(one_tier(discovers=True))
+    speaker = greet(registry, hello("host", 1, claim("n", "10.0.0.1:8000")))
+    kept = registry.registered()
+    registry.retopology(one_tier("a", discovers=True), 1.0)
+    assert registry.registered() == ()
+    refused = registry.admit(speaker, InstanceId("n"), 1, 1.0)
+    assert refused is not None
+    assert refused.reason == "address 10.0.0.1:8000 belongs to instance a"
+    restarted = Registry(one_tier("a", discovers=True))
+    restarted.adopt(kept, 0.0)
+    assert restarted.registered() == ()
+
+
+def test_a_state_file_that_has_an_address_twice_gives_it_to_the_first():
+    registry = Registry(one_tier(discovers=True))
+    greet(registry, hello("host", 1, claim("n", "10.0.0.9:80")))
+    (entry,) = registry.registered()
+    twin = replace(entry, instance=replace(entry.instance, id=InstanceId("twin")))
+    restarted = Registry(one_tier(discovers=True))
+    restarted.adopt([entry, twin], 0.0)
+    assert restarted.registered() == (entry,)
 
 
 class OwnershipMachine(RuleBasedStateMachine):

@@ -9,6 +9,8 @@ Rules:
   the owner is gone: at once after a clean end, `release_after_s` after a broken one.
 * What configuration lists needs no more than its name; an instance of a tier that discovers is
   registered by its owner with address, model and tier.
+* An address has one instance. What configuration lists wins; a registered one keeps its address for as long as
+  its owner may come back, and until its owner says that it is elsewhere: addresses of pods are given out again.
 """
 
 from __future__ import annotations
@@ -55,6 +57,9 @@ class Speaker:
     was_clean: bool = False
 
 
+_Address = tuple[str, int]
+
+
 @dataclass(slots=True)
 class _Ownership:
     speaker: Speaker
@@ -89,9 +94,11 @@ class Registry:
     _lost_at: dict[InstanceId, float] = field(default_factory=dict)
     _conflicts: dict[InstanceId, Conflict] = field(default_factory=dict)
     _configured: dict[InstanceId, Instance] = field(default_factory=dict)
+    _configured_at: dict[_Address, InstanceId] = field(default_factory=dict)
+    _registered_at: dict[_Address, InstanceId] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self._configured = {each.id: each for _, _, each in self.topology.instances()}
+        self._configure(self.topology)
 
     def hello(self, hello: Hello, now: float) -> tuple[Speaker | None, list[Refused]]:
         """Take a new stream in. Without a speaker, the stream is refused as a whole."""
@@ -144,10 +151,9 @@ class Registry:
 
     def retopology(self, topology: Topology, now: float) -> None:
         """Go on with another configuration; claims that were refused are judged again."""
-        self.topology = topology
-        self._configured = {each.id: each for _, _, each in topology.instances()}
+        self._configure(topology)
         for name, each in list(self._registered.items()):
-            if name in self._configured or self._tier(each.model, each.tier) is None:
+            if not self._fits(each):
                 self._unregister(name)
         for name in list(self._owners):
             if name not in self._configured and name not in self._registered:
@@ -161,10 +167,9 @@ class Registry:
     def adopt(self, registered: Iterable[Registered], now: float) -> None:
         """Take over registered instances from a state file; their owners must come back."""
         for each in registered:
-            if each.instance.id not in self._configured and self._tier(each.model, each.tier):
-                self._registered[each.instance.id] = each
+            if self._fits(each) and _address(each.instance) not in self._registered_at:
+                self._put(each)
                 self._lost_at[each.instance.id] = now
-                self.revision += 1
 
     def expire(self, now: float) -> None:
         """Forget agents and registered instances that have been gone for too long."""
@@ -180,6 +185,19 @@ class Registry:
                 self._owners.pop(name, None)
                 self._unregister(name)
         self._end_conflicts(now)
+
+    def _configure(self, topology: Topology) -> None:
+        self.topology = topology
+        self._configured = {each.id: each for _, _, each in topology.instances()}
+        self._configured_at = {_address(each): each.id for each in self._configured.values()}
+
+    def _fits(self, each: Registered) -> bool:
+        """Whether the configuration still has a place for it, and has not taken its name or address."""
+        return (
+            each.instance.id not in self._configured
+            and _address(each.instance) not in self._configured_at
+            and self._tier(each.model, each.tier) is not None
+        )
 
     def registered(self) -> tuple[Registered, ...]:
         """Return the registered instances, in order of their names."""
@@ -248,8 +266,10 @@ class Registry:
             reason = f"agent {owner} owns it; one instance has one agent"
             return Refused(claim.name, Code.OWNED_BY_ANOTHER_AGENT, reason)
         if claim.name not in self._configured:
-            refusal = self._register(claim)
+            refusal = self._register(speaker, claim, now)
             if refusal is not None:
+                if claim.name not in self._registered:
+                    self._owners.pop(claim.name, None)
                 return refusal
         if owned is None or owned.speaker is not speaker:
             self._owners[claim.name] = _Ownership(speaker)
@@ -257,7 +277,7 @@ class Registry:
         self._conflicts.pop(claim.name, None)
         return None
 
-    def _register(self, claim: Claim) -> Refused | None:
+    def _register(self, speaker: Speaker, claim: Claim, now: float) -> Refused | None:
         tier = self._tier(ModelName(claim.model), TierName(claim.tier))
         if tier is None:
             where = f"model {claim.model!r} has no tier {claim.tier!r} that discovers instances"
@@ -272,28 +292,58 @@ class Registry:
             reason = f"address {claim.address!r} is not ip:port to connect to: {error}"
             return Refused(claim.name, Code.BAD_MESSAGE, reason)
         instance = Instance(id=claim.name, host=host, port=port, capacity=claim.capacity)
-        others = [
-            *self._configured.values(),
-            *(each.instance for each in self._registered.values()),
-        ]
-        for other in others:
-            if other.id != instance.id and (other.host, other.port) == (host, port):
-                reason = f"address {claim.address} belongs to instance {other.id}"
+        other = self._configured_at.get((host, port)) or self._registered_at.get((host, port))
+        if other is not None and other != claim.name:
+            if other in self._configured or self._stays(other, speaker, now):
+                reason = f"address {claim.address} belongs to instance {other}"
                 return Refused(claim.name, Code.BAD_MESSAGE, reason)
-        entry = Registered(
-            model=ModelName(claim.model), tier=TierName(claim.tier), instance=instance
+            self._unregister(other)
+            self._owners.pop(other, None)  # Its next sample is judged as a claim again.
+        self._put(
+            Registered(model=ModelName(claim.model), tier=TierName(claim.tier), instance=instance)
         )
-        if self._registered.get(claim.name) != entry:
-            self._registered[claim.name] = entry
-            self.revision += 1
         return None
 
+    def _stays(self, name: InstanceId, speaker: Speaker, now: float) -> bool:
+        """Whether a registered instance keeps its address though `speaker` says that another is there."""
+        owned = self._owners.get(name)
+        if owned is None:
+            return now - self._lost_at.get(name, now) < self.release_after_s
+        if owned.speaker is speaker:
+            # The agent owns both: its old entry is no word against what it says now.
+            return _endpoint(speaker.claims[name]) == _address(self._registered[name].instance)
+        return self._holds(owned.speaker, now)
+
+    def _put(self, entry: Registered) -> None:
+        name = entry.instance.id
+        before = self._registered.get(name)
+        if before == entry:
+            return
+        if before is not None:
+            self._registered_at.pop(_address(before.instance), None)
+        self._registered[name] = entry
+        self._registered_at[_address(entry.instance)] = name
+        self.revision += 1
+
     def _unregister(self, name: InstanceId) -> None:
-        if self._registered.pop(name, None) is not None:
+        before = self._registered.pop(name, None)
+        if before is not None:
+            self._registered_at.pop(_address(before.instance), None)
             self.revision += 1
 
     def _tier(self, model: ModelName, tier: TierName) -> Tier | None:
         for each in self.topology.models:
             if each.name == model:
                 return next((one for one in each.tiers if one.name == tier and one.discovers), None)
+        return None
+
+
+def _address(instance: Instance) -> _Address:
+    return instance.host, instance.port
+
+
+def _endpoint(claim: Claim) -> _Address | None:
+    try:
+        return parse_endpoint(claim.address)
+    except ValueError:
         return None
