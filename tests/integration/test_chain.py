@@ -327,7 +327,11 @@ STREAM_CHOICES = [
     (b"{}", {"accept": "*/*"}, False),
     (b"not json", {}, False),
     (b"not json", {"accept": "text/event-stream"}, True),
-    (b'{"stream": "yes"}', {}, False),
+    (b'{"stream": "true"}', {"accept": "application/json"}, True),
+    (b'{"stream": "No"}', {"accept": "text/event-stream"}, False),
+    (b'{"stream": 1}', {}, True),
+    (b'{"stream": "maybe"}', {}, False),
+    (b'{"stream": "maybe"}', {"accept": "text/event-stream"}, True),
     (b'{"stream": true}', {"content-type": "application/json; charset=utf-8"}, True),
     (b'{"stream": true}', {"content-type": "text/plain"}, True),
 ]

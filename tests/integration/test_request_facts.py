@@ -50,7 +50,7 @@ BODIES = {
     "lists and mappings": (b'{"model": ["m"], "max_tokens": {"a": 1}}', MISSING),
     "numbers and text swapped": (
         b'{"model": 5, "max_tokens": "7", "stream": "true"}',
-        {"model": 5, "max_tokens": "7", "stream": "true"},
+        {"model": 5, "max_tokens": "7", "stream": True},
     ),
     "the last of a repeated key, as engines do": (
         b'{"model": "a", "model": "b", "max_tokens": 1, "max_tokens": 9999}',

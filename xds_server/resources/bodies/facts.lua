@@ -109,6 +109,20 @@ local function value_of(text, start, at, c)
   return number, true
 end
 
+-- What engines in Python take for a truth value where another stands: pydantic's words, in any case, and 1 and 0. What
+-- is none of these they refuse, and it says nothing here.
+local TRUTH = {
+  [1] = true, ["1"] = true, ["true"] = true, t = true, yes = true, y = true, on = true,
+  [0] = false, ["0"] = false, ["false"] = false, f = false, no = false, n = false, off = false,
+}
+
+local function truth_of(value)
+  if type(value) == "boolean" or value == nil then
+    return value
+  end
+  return TRUTH[type(value) == "string" and lower(value) or value]
+end
+
 -- The first bytes of keys of interest, escaped or not: other keys are not made into strings.
 local FIRST = { [92] = true }
 for _, keys in pairs({ READ, LISTS }) do
@@ -152,6 +166,9 @@ local function read(text, facts)
       local value, readable = value_of(text, start, after, c)
       if not readable then
         return false
+      end
+      if name == "stream" then
+        value = truth_of(value)
       end
       facts[name] = value
     elseif LISTS[name] then

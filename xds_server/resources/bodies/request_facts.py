@@ -7,7 +7,8 @@ needed. A part of the configuration says what it needs as `Reading`s; `merge` pu
 
 Each fact ends up as dynamic metadata, namespace `METADATA`, key = the fact's name in the body, with the type that the
 JSON value has (a number as a double, text as text, true and false; what is null, a list or a mapping counts as
-missing).
+missing). `stream` is a truth value or missing: what vLLM and SGLang, whose pydantic reads `"true"`, `"yes"` or 1 as
+true, answer with a stream is a stream here too. OpenAI refuses all but true and false (vllm-project/vllm#1273).
 
 The filter is Lua, and reads the outline of the body as the rewriting does, so that what is routed, counted and
 rewritten is the same. Envoy's own json_to_metadata, which the design names, parses all of the body: compared with a
