@@ -275,6 +275,37 @@ async def test_a_cancelled_stream_is_a_broken_end_and_its_owner_may_come_back(to
             assert (await made.sample()).agent == "one"
 
 
+async def test_a_stream_that_breaks_while_it_is_welcomed_owns_nothing_for_ever(
+    topology, monkeypatch
+):
+    async def stuck(*_: object) -> None:
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(module._Stream, "write", stuck)
+    async with rig(topology("a")) as made:
+        async with connected_agent(made.target, "one") as one:
+            await one.hello(1, ["a"])
+            async with asyncio.timeout(PATIENCE_S):
+                while made.registry.owner(InstanceId("a")) != "one":
+                    await asyncio.sleep(0.01)
+        async with asyncio.timeout(PATIENCE_S):
+            while any(each.connected for each in made.registry.speakers()):
+                await asyncio.sleep(0.01)
+
+
+async def test_a_stream_cannot_go_on_under_another_name(topology):
+    async with rig(topology("a")) as made, greeted(made, "a", name="one") as agent:
+        agent.name = "two"
+        await agent.hello(1, ["a"])
+        refusal = await agent.refusal()
+        assert refusal.code == pb.Refusal.BAD_MESSAGE
+        assert "expected the same name" in refusal.reason
+        assert await agent.ended() is grpc.StatusCode.INVALID_ARGUMENT
+        async with asyncio.timeout(PATIENCE_S):
+            while any(each.connected for each in made.registry.speakers()):
+                await asyncio.sleep(0.01)
+
+
 async def test_an_agent_that_reads_nothing_disturbs_nobody(topology):
     async with rig(topology("a", "b")) as made, grpc.aio.insecure_channel(made.target) as channel:
         call = channel.stream_stream(METHOD)()

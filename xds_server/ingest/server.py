@@ -101,10 +101,16 @@ class TelemetryServer:
             reason = "the bearer token in the metadata `authorization` is missing or wrong"
             await self._refuse_stream(context, Refused("", Code.UNAUTHENTICATED, reason), agent="")
         hello = await self._read_hello(context)
-        stream = await self._welcome(context, hello)
-        self._streams.add(stream)
+        speaker, refused = self._hello(hello)
+        if speaker is None:
+            await self._refuse_stream(context, refused[0], agent=hello.agent)
+        assert speaker is not None
+        # From here on it owns instances: whatever happens to the stream has to end that.
+        stream = _Stream(context, speaker)
         is_clean = False
         try:
+            await self._welcome(stream, refused)
+            self._streams.add(stream)
             while (body := await context.read()) is not grpc.aio.EOF:
                 await self._take(stream, body)
             # A cancelled or broken stream also reads as ended, a moment before this task is cancelled.
@@ -140,12 +146,8 @@ class TelemetryServer:
         assert isinstance(hello, Hello)
         return hello
 
-    async def _welcome(self, context: grpc.aio.ServicerContext, hello: Hello) -> _Stream:
-        speaker, refused = self._hello(hello)
-        if speaker is None:
-            await self._refuse_stream(context, refused[0], agent=hello.agent)
-        assert speaker is not None
-        stream = _Stream(context, speaker)
+    async def _welcome(self, stream: _Stream, refused: list[Refused]) -> None:
+        hello = stream.speaker.hello
         interval_ms = round(self.policy.interval_s * 1000)
         welcome = pb.Welcome(interval_ms=interval_ms, server_version=__version__, protocol=PROTOCOL)
         await stream.write(pb.ServerMessage(welcome=welcome))
@@ -155,11 +157,10 @@ class TelemetryServer:
             epoch=hello.epoch,
             instances=[claim.name for claim in hello.claims],
             version=hello.agent_version,
-            peer=context.peer(),
+            peer=stream.context.peer(),
         )
         for refusal in refused:
             await self._refuse(stream, refusal)
-        return stream
 
     def _hello(self, hello: Hello) -> tuple[Speaker | None, list[Refused]]:
         before = self._registry.revision
@@ -220,10 +221,14 @@ class TelemetryServer:
 
     async def _hello_again(self, stream: _Stream, message: pb.AgentMessage) -> None:
         """An agent may say hello again on its stream when it owns other instances now."""
+        agent = stream.speaker.hello.agent
         hello = decode_hello(message)
+        if not isinstance(hello, Rejected) and hello.agent != agent:
+            # What it owns under its first name would stay its own after the stream has ended.
+            text = f"hello.agent {hello.agent!r} on the stream of agent {agent!r}: expected the same name"
+            hello = Rejected("bad_hello", text)
         if isinstance(hello, Rejected):
             refusal = Refused("", Code.BAD_MESSAGE, hello.text)
-            agent = stream.speaker.hello.agent
             await self._refuse_stream(stream.context, refusal, agent=agent, reason=hello.reason)
             return
         speaker, refused = self._hello(hello)
