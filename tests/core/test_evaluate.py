@@ -162,6 +162,18 @@ def test_a_drain_and_its_end_are_events_with_who_and_why():
     ]
 
 
+def test_the_reason_of_a_drain_names_who_wants_it_now():
+    brain = Brain(small_fleet())
+    brain.run(ALL, until=5.0)
+    brain.drain("a", who="ann", why="new driver")
+    brain.drain("a", who="bob", why="disk")
+    assert "an operator drains it (bob: disk)" in brain.instance("a").reason.text
+    brain.run(ALL, until=7.0, draining=True)
+    brain.drain("a", draining=False)
+    assert brain.instance("a").health is EndpointHealth.DRAINING
+    assert brain.instance("a").reason.rule == "agent_drain"
+
+
 def test_a_model_without_a_static_tier_still_has_a_route():
     lone = tier("primary", "a")
     brain = Brain(topology(type(small_fleet().models[0])(name="chat", tiers=(lone,))))

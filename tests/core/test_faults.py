@@ -381,6 +381,36 @@ def test_an_operator_drain_survives_what_the_agent_says():
     assert one.track.state is FaultState.RECOVERING
 
 
+@pytest.mark.parametrize(
+    ("orders", "cause", "detail"),
+    [
+        pytest.param(["agent", "ann"], "operator_drain", "ann", id="operator-joins"),
+        pytest.param(["ann", "agent"], "operator_drain", "ann", id="agent-joins"),
+        pytest.param(["agent", "ann", "no-agent"], "operator_drain", "ann", id="agent-ends"),
+        pytest.param(["ann", "agent", None], "agent_drain", "", id="operator-ends"),
+        pytest.param(["ann", "bob: disk"], "operator_drain", "bob: disk", id="another-operator"),
+        pytest.param(["agent", "ann", None], "agent_drain", "", id="operator-only-passed-by"),
+    ],
+)
+def test_a_drain_is_ascribed_to_who_wants_it_now(orders, cause, detail):
+    one = Instance()
+    one.see()
+    drains = False
+    for order in orders:
+        if order in ("agent", "no-agent"):
+            drains = order == "agent"
+        else:
+            one.track = faults.drain(one.track, at(one.now), who=order)
+        one.see(draining=drains)
+    began = one.track.since
+    assert (one.track.state, one.track.cause, one.track.detail) == (
+        FaultState.DRAINING,
+        cause,
+        detail,
+    )
+    assert one.stay(5, draining=drains).since == began
+
+
 def test_a_drained_engine_may_end_without_counting_and_comes_back_drained():
     one = Instance()
     one.see()

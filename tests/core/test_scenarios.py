@@ -420,7 +420,7 @@ def test_an_instance_that_moves_to_another_address_is_a_new_one():
     )
     brain.retarget(topology(model("chat", changed, tier("fallback", "f", capacity=20.0))))
     assert {i.id: i.ceiling for i in brain.tier().instances} == {"a": 0.10, "b": 1.0, "c": 1.0}
-    assert [e.name for _, e in brain.events[-2:]] == ["instance_joined", "instance_left"]
+    assert [e.name for _, e in brain.events[-2:]] == ["instance_left", "instance_joined"]
 
 
 def test_a_short_ramp_policy_is_obeyed():

@@ -93,15 +93,16 @@ def retarget(state: FleetState, topology: Topology, policy: Policy, now: float) 
     )
     kept = {place(s.instance) for _, _, s in _all(models)}
     pending = list(state.pending)
+    # First: what has another address now is no longer at the old one, and then there again.
+    for model, tier, s in _all(state.models):
+        if place(s.instance) not in kept:
+            pending.append(events.left(model.model.name, tier.tier.name, s))
     for model, tier, s in _all(models):
         old = known.get(place(s.instance))
         if old is None:
             pending.append(events.joined(model.model.name, tier.tier.name, s))
         else:
             pending += events.of_instance(model.model.name, tier.tier.name, old, s)
-    for model, tier, s in _all(state.models):
-        if place(s.instance) not in kept:
-            pending.append(events.left(model.model.name, tier.tier.name, s))
     for after in models:
         if after.model.name in before:
             ended = force.rule(before[after.model.name].forced, after.model, after.steps, now).event

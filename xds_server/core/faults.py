@@ -368,12 +368,18 @@ def _out(track: Track, context: Context) -> FaultState:
 
 
 def _drained(track: Track, context: Context) -> Track:
-    if track.is_drained and (track.state is FaultState.HEALTHY or track.is_ramping):
-        if track.operator is not None:
-            return _enter(track, FaultState.DRAINING, "operator_drain", track.operator, context)
-        return _enter(track, FaultState.DRAINING, "agent_drain", "", context)
-    if track.state is FaultState.DRAINING and not track.is_drained:
-        return _ramp(track, FaultState.RECOVERING, "undrained", "", context)
+    is_draining = track.state is FaultState.DRAINING
+    if not track.is_drained:
+        if is_draining:
+            return _ramp(track, FaultState.RECOVERING, "undrained", "", context)
+        return track
+    operator = track.operator
+    cause, detail = ("agent_drain", "") if operator is None else ("operator_drain", operator)
+    if is_serving(track):
+        return _enter(track, FaultState.DRAINING, cause, detail, context)
+    if is_draining and (cause, detail) != (track.cause, track.detail):
+        # Who wants it empty may change while it is; what is said of it must not stay behind.
+        return replace(track, cause=cause, detail=detail)
     return track
 
 

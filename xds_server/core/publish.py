@@ -334,8 +334,16 @@ def _is_news(before: InstancePlan, state: InstanceState) -> bool:
 
 
 def _has_other_reason(track: Track, before: InstancePlan) -> bool:
-    """Whether an instance that is not healthy is so for another cause, or proxies see it otherwise."""
-    return track.cause != before.rule or track.seen != before.reason.inputs.get("proxies", "")
+    """Whether an instance that is not healthy is so for another cause, or proxies see it otherwise.
+
+    An agent's detail may count seconds and is no news; of a drain it is who wants it.
+    """
+    if track.cause != before.rule:
+        return True
+    said = before.reason.inputs
+    if track.state is FaultState.DRAINING and track.detail != said.get("detail", ""):
+        return True
+    return track.seen != said.get("proxies", "")
 
 
 def _has_moved(before: float | None, after: float | None, by: float) -> bool:
