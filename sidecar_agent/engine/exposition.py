@@ -44,6 +44,8 @@ class Page:
     series: Mapping[str, tuple[Series, ...]] = field(default_factory=dict)
     malformed: int = 0
     """Lines of wanted names that could not be read."""
+    incomplete: frozenset[str] = frozenset()
+    """Names of such lines: what is here of them is a part."""
 
     def __getitem__(self, name: str) -> tuple[Series, ...]:
         """Return the series of `name`, or an empty tuple."""
@@ -67,14 +69,17 @@ def parse(text: str, names: Collection[str]) -> Page:
     """
     found: dict[str, list[Series]] = {}
     malformed = count = 0
+    incomplete: set[str] = set()
     for name, rest in _wanted(text, names):
         series = _series(rest)
         if series is None or count >= MAX_SERIES:
             malformed += 1
+            incomplete.add(name)
             continue
         count += 1
         found.setdefault(name, []).append(series)
-    return Page({name: tuple(series) for name, series in found.items()}, malformed)
+    read = {name: tuple(series) for name, series in found.items()}
+    return Page(read, malformed, frozenset(incomplete))
 
 
 def _wanted(text: str, names: Collection[str]) -> Iterator[tuple[str, str]]:

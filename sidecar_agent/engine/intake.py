@@ -48,10 +48,15 @@ class Intake:
         return usable
 
     def total(self, *names: str, where: Callable[[Series], bool] | None = None) -> float | None:
-        """Return the sum over the series of the first of `names` that is there; None if none is."""
+        """Return the sum over the series of the first of `names` that is there; None if none is.
+
+        A sum that lacks a part is missing too: a counter that is lower for one scrape would look like a restart.
+        """
         series = self.page.first_of(names)
-        usable = self.counts(one for one in series if where is None or where(one))
-        return sum(usable) if usable else None
+        wanted = [one for one in series if where is None or where(one)]
+        usable = self.counts(wanted)
+        is_whole = len(usable) == len(wanted) and self.page.incomplete.isdisjoint(names)
+        return sum(usable) if usable and is_whole else None
 
     def largest(self, *names: str) -> float | None:
         """Return the largest value of the first of `names` that is there; None if none is."""

@@ -6,7 +6,8 @@ import asyncio
 import errno
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Final
+from types import SimpleNamespace
+from typing import Any, Final
 
 import aiohttp
 from yarl import URL
@@ -28,15 +29,25 @@ def session() -> aiohttp.ClientSession:
     """Return the session all probes share; the caller closes it.
 
     No proxies from the environment, no cookies, no decompression (a small body may unpack to a huge
-    one), connections kept for as long as engines keep them.
+    one), connections kept for as long as engines keep them. Deadlines are the probes' own.
     """
+    tracing = aiohttp.TraceConfig()
+    tracing.on_connection_create_end.append(_connected)
+    tracing.on_connection_reuseconn.append(_connected)
     return aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=60.0),
         cookie_jar=aiohttp.DummyCookieJar(),
         auto_decompress=False,
         trust_env=False,
         headers={"Accept": "text/plain", "Accept-Encoding": "identity"},
+        timeout=aiohttp.ClientTimeout(total=None, sock_connect=None),
+        trace_configs=[tracing],
     )
+
+
+async def _connected(_: aiohttp.ClientSession, context: SimpleNamespace, __: Any) -> None:
+    """Note that a request has a connection: only then its silence is the engine's."""
+    context.trace_request_ctx.is_connected = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,17 +82,20 @@ class Probe:
         self._adapter: Adapter | None = ADAPTERS.get(target.engine)
         self._path: str | None = None
         self._answered_at = 0.0
+        self.is_connected = False
+        """Whether the scrape had a connection."""
 
     async def scrape(self) -> Outcome:
         """Fetch and read the engine's pages within the deadline."""
         started = self._clock()
+        self.is_connected = False
         try:
             async with asyncio.timeout(self._target.deadline_s):
                 adapter, texts, at = await self._pages()
         except TimeoutError:
-            return self._failure(
-                OutcomeKind.SILENT, f"no answer in {self._target.deadline_s:g} s", started
-            )
+            kind = OutcomeKind.SILENT if self.is_connected else OutcomeKind.UNREACHABLE
+            lacks = "answer" if self.is_connected else "connection"
+            return self._failure(kind, f"no {lacks} in {self._target.deadline_s:g} s", started)
         except _Failed as failed:
             return self._failure(failed.kind, failed.detail, started)
         if adapter is None:
@@ -139,6 +153,7 @@ class Probe:
                 url.with_query(self._url.query),
                 allow_redirects=False,
                 headers=None if keep else {"Connection": "close"},
+                trace_request_ctx=self,
             ) as response:
                 self._answered_at = self._clock()
                 body = await whole(response, limit=MAX_PAGE_BYTES)

@@ -34,6 +34,7 @@ def token_session() -> aiohttp.ClientSession:
         auto_decompress=False,
         trust_env=False,
         headers={"Accept-Encoding": "identity"},
+        timeout=aiohttp.ClientTimeout(total=None, sock_connect=None),  # `ask` has the deadline
     )
 
 
@@ -134,7 +135,7 @@ def _key(path: Path) -> str:
 def _first_model(body: bytes) -> str:
     try:
         name = json.loads(body)["data"][0]["id"]
-    except (ValueError, LookupError, TypeError):
+    except (ValueError, RecursionError, LookupError, TypeError):
         return ""
     return name if isinstance(name, str) else ""
 
@@ -151,7 +152,7 @@ def _read(body: bytes) -> tuple[Reply, str]:
     """Read a 200: an engine that shuts down or has lost its worker sends one without a token."""
     try:
         document = json.loads(body)
-    except ValueError:
+    except (ValueError, RecursionError):
         return Reply.BROKEN, "an answer that is not JSON"
     if not isinstance(document, dict) or document.get("error"):
         return Reply.BROKEN, "an error inside a 200"

@@ -101,6 +101,38 @@ def test_trap_1_impossible_ratios_stay_missing_and_are_counted(value):
     assert (facts.state, facts.kv_ratio, facts.waiting, facts.rejected) == (UP, None, 3, 1)
 
 
+@pytest.mark.parametrize(
+    ("kind", "name", "fact", "labels"),
+    [
+        pytest.param("vllm", "vllm:generation_tokens_total", "progress_total", "engine", id="vllm"),
+        pytest.param("vllm", "vllm:num_requests_waiting", "waiting", "engine", id="vllm-queue"),
+        pytest.param("sglang", "sglang:num_running_reqs", "running", "dp_rank", id="sglang"),
+        pytest.param("sglang", "sglang:realtime_tokens_total", "progress_total", "mode", id="live"),
+        pytest.param(
+            "sglang", "sglang:realtime_tokens_total", "prompt_tokens_total", "dp_rank", id="prompt"
+        ),
+        pytest.param("trtllm", "trtllm_num_requests_running", "running", "rank", id="trtllm"),
+        pytest.param(
+            "tgi", "tgi_request_generated_tokens_sum", "generation_tokens_total", "x", id="tgi"
+        ),
+    ],
+)
+@pytest.mark.parametrize("value", ["NaN", "-1", "1e99", "broken"])
+def test_a_sum_that_lacks_a_part_is_missing_because_a_lower_counter_looks_like_a_restart(
+    kind, name, fact, labels, value
+):
+    def text(second):
+        essential = "vllm:num_requests_running 1\nsglang:num_queue_reqs 0\ntrtllm_num_requests_waiting 0\ntgi_queue_size 0\n"
+        other = "sglang:prompt_tokens_total 3\n"
+        return f'{essential}{other}{name}{{{labels}="decode"}} 5\n{name}{{{labels}="1"}} {second}\n'
+
+    whole = getattr(read(kind, text("7")), fact)
+    assert whole in (5, 7, 12)
+    facts = read(kind, text(value))
+    assert (facts.state, getattr(facts, fact)) == (UP, None)
+    assert facts.rejected >= 1
+
+
 def test_trap_2_a_renamed_kv_metric_gives_a_partial_sample_that_says_so():
     facts = read("vllm", "vllm:kv_cache_usage_v9 0.9\nvllm:num_requests_waiting 3")
     assert (facts.kv_ratio, facts.waiting) == (None, 3)

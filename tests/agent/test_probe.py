@@ -272,8 +272,37 @@ async def test_tls_toward_an_engine_without_it_says_nothing_about_the_engine(htt
 
 async def test_a_name_that_does_not_resolve_is_unreachable(http):
     outcome = await a_probe(http, "http://no-such-host.invalid:1", deadline_s=5).scrape()
-    assert outcome.kind in {OutcomeKind.UNREACHABLE, OutcomeKind.SILENT}
+    assert outcome.kind is OutcomeKind.UNREACHABLE
     assert outcome.facts is None
+
+
+async def test_an_engine_to_which_no_connection_comes_about_is_unreachable_not_silent(http):
+    with socket.socket() as full, contextlib.ExitStack() as kept:
+        full.bind(("127.0.0.1", 0))
+        full.listen(0)
+        for _ in range(
+            4
+        ):  # Who comes after the queue is full hears nothing, as from a host that is off.
+            waiting = kept.enter_context(socket.socket())
+            waiting.setblocking(False)
+            waiting.connect_ex(full.getsockname())
+        url = f"http://127.0.0.1:{full.getsockname()[1]}"
+        outcome = await a_probe(http, url, deadline_s=0.3).scrape()
+    assert (outcome.kind, outcome.detail) == (OutcomeKind.UNREACHABLE, "no connection in 0.3 s")
+
+
+async def test_an_engine_that_stops_answering_on_a_kept_connection_is_silent(http):
+    async def once(reader, writer):
+        await reader.readuntil(b"\r\n\r\n")
+        body = VLLM.encode()
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+        await reader.read()
+        writer.close()
+
+    async with tcp(once) as url:
+        reader = a_probe(http, url, deadline_s=0.5)
+        assert (await reader.scrape()).kind is OutcomeKind.PAGE
+        assert (await reader.scrape()).kind is OutcomeKind.SILENT
 
 
 async def test_options_reach_the_adapter(http):

@@ -55,6 +55,7 @@ async def test_what_an_engine_answers(mode, reply, detail):
     ("body", "detail"),
     [
         pytest.param("nonsense", "an answer that is not JSON", id="no JSON"),
+        pytest.param("[" * 100_000, "an answer that is not JSON", id="nested without end"),
         pytest.param("[]", "an error inside a 200", id="no object"),
         pytest.param(
             '{"error": {"code": 500}}', "an error inside a 200", id="vLLM lost its worker"
@@ -114,6 +115,14 @@ async def test_the_model_is_the_first_that_the_engine_lists_unless_told():
         answer = await asked(engine, model="")
         assert answer.reply is Reply.UNUSABLE
         assert answer.detail == "/v1/models lists no model; set probe_model"
+
+
+async def test_a_list_of_models_that_cannot_be_read_names_none():
+    for listed in ("[" * 100_000, "[]", '{"data": []}', "nonsense"):
+        async with scripted_engine(ScriptedEngine("tiny", pages={"/v1/models": listed})) as engine:
+            answer = await asked(engine, model="")
+        assert answer.reply is Reply.UNUSABLE
+        assert "lists no model" in answer.detail
 
 
 async def test_an_engine_with_chat_only_is_asked_by_chat():

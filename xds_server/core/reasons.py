@@ -23,7 +23,7 @@ from xds_server.core.state import InstanceState
 
 _NOW = {
     "engine_down": "its engine does not answer",
-    "engine_hung": "its engine has running requests but makes no tokens",
+    "engine_hung": "its engine hangs",
     "token_late": "its engine has nothing to do and yet gives no token",
     "token_failed": "its engine fails to give a token",
     "engine_loading": "its engine is loading the model",

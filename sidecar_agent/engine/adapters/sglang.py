@@ -9,7 +9,7 @@ included), `utilization` (-1 in prefill) and `fwd_occupancy` (NaN at start).
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 from sidecar_agent.engine.adapters.adapter import Adapter, Options, Texts, has_any, mean, nothing
@@ -48,27 +48,31 @@ def read(texts: Texts, options: Options) -> EngineFacts:
     intake = Intake(page)
     if not has_any(page, _ESSENTIAL):
         return nothing("sglang", intake)
-    capacity = _total(intake, page[_CAPACITY])
+    capacity = _total(intake, _CAPACITY)
     ratios = intake.ratios(_totals(page[_KV]))
-    if not ratios and capacity and (used := _total(intake, page[_USED])) is not None:
+    if not ratios and capacity and (used := _total(intake, _USED)) is not None:
         ratios = [min(1.0, used / capacity)]
     if not ratios:
         intake.warnings.append("partial: no token usage on the page")
-    decode = _total(intake, (one for one in page[_LIVE] if one.labels.get("mode") == "decode"))
-    prefill = _total(intake, (one for one in page[_LIVE] if one.labels.get("mode") != "decode"))
+    is_live = bool(page[_LIVE])
+    rejected = intake.rejected
+    decode = _total(intake, _LIVE, where=_decodes)
+    prefill = _total(intake, _LIVE, where=lambda one: not _decodes(one))
+    # One of the two alone is less than both were: that is what a restart looks like.
+    progress = added(decode, prefill) if intake.rejected == rejected else None
     return EngineFacts(
         state=EngineState.UP,
         kv_ratio=max(ratios, default=None),
         kv_ratio_mean=mean(ratios),
         waiting=added(
-            _total(intake, page[_WAITING]),
-            *(_total(intake, page[name]) for name in _DISAGGREGATED if page[_WAITING]),
+            _total(intake, _WAITING),
+            *(_total(intake, name) for name in _DISAGGREGATED if page[_WAITING]),
         ),
-        running=_total(intake, page[_RUNNING]),
-        preemptions_total=_total(intake, page[_RETRACTED]),
-        prompt_tokens_total=prefill if prefill is not None else intake.total(_PROMPT),
-        generation_tokens_total=decode if page[_LIVE] else intake.total(_GENERATION),
-        progress_total=added(decode, prefill),
+        running=_total(intake, _RUNNING),
+        preemptions_total=_total(intake, _RETRACTED),
+        prompt_tokens_total=prefill if is_live else intake.total(_PROMPT),
+        generation_tokens_total=decode if is_live else intake.total(_GENERATION),
+        progress_total=progress,
         finished_total=intake.total(_FINISHED),
         slots=options.slots,
         kv_capacity_tokens=capacity or options.kv_capacity_tokens,
@@ -85,14 +89,26 @@ def _totals(series: Iterable[Series]) -> list[Series]:
     return totals or everything
 
 
-def _total(intake: Intake, series: Iterable[Series]) -> float | None:
-    """Add up over data-parallel ranks and label sets, counting the other ranks of a group once."""
+def _decodes(series: Series) -> bool:
+    return series.labels.get("mode") == "decode"
+
+
+def _total(
+    intake: Intake, name: str, *, where: Callable[[Series], bool] | None = None
+) -> float | None:
+    """Add up over data-parallel ranks and label sets, counting the other ranks of a group once.
+
+    As `Intake.total`: a sum that lacks a part is missing.
+    """
     groups: dict[tuple[tuple[str, str], ...], float] = {}
-    for one in _totals(series):
-        for value in intake.counts([one]):
+    is_whole = name not in intake.page.incomplete
+    for one in _totals(each for each in intake.page[name] if where is None or where(each)):
+        usable = intake.counts([one])
+        is_whole = is_whole and bool(usable)
+        for value in usable:
             key = tuple(sorted(pair for pair in one.labels.items() if pair[0] not in _RANKS))
             groups[key] = max(value, groups.get(key, 0.0))
-    return sum(groups.values()) if groups else None
+    return sum(groups.values()) if groups and is_whole else None
 
 
 ADAPTER: Final = Adapter(kind="sglang", marks=("sglang:",), read=read)
