@@ -40,7 +40,10 @@ KINDS = {
 SPEC_KEYS = {
     "Service": {"clusterIP", "publishNotReadyAddresses", "selector", "ports"},
     "PodDisruptionBudget": {"maxUnavailable", "selector"},
-    "StatefulSet": {"serviceName", "replicas", "selector", "template", "volumeClaimTemplates"},
+    "StatefulSet": {
+        *("serviceName", "replicas", "podManagementPolicy", "selector", "template"),
+        "volumeClaimTemplates",
+    },
     "DaemonSet": {"selector", "updateStrategy", "template"},
     "Deployment": {"replicas", "strategy", "selector", "template"},
     "NetworkPolicy": {"podSelector", "policyTypes", "ingress", "egress"},
@@ -201,6 +204,13 @@ def test_the_service_leads_to_the_server_where_it_listens():
     assert set(values) <= {row.env for row in SETTINGS}
     assert values["XDS_SERVER_XDS_LISTEN"] == f"0.0.0.0:{XDS_PORT}"
     assert values["XDS_SERVER_ADMIN_LISTEN"] == f"0.0.0.0:{ADMIN_PORT}"
+
+
+def test_one_control_plane_does_not_wait_for_the_other():
+    spec = of_kind("StatefulSet")["xds-server"]["spec"]
+    assert spec["replicas"] == 2
+    assert spec["podManagementPolicy"] == "Parallel"
+    assert of_kind("PodDisruptionBudget")["xds-server"]["spec"]["maxUnavailable"] == 1
 
 
 def test_the_fleet_needs_the_token_that_both_sides_mount():

@@ -24,7 +24,7 @@ pytestmark = [
         reason="KUBE_APISERVER_BIN, ETCD_BIN and PILOT_DISCOVERY_BIN name no programs (docs/istio)",
     ),
 ]
-FOLDER = ROOT / "deploy/kubernetes/istio"
+FOLDER = ROOT / "deploy/istio/kubernetes"
 INSTANCES = ("a100-0", "a100-1", "l4-0")
 
 

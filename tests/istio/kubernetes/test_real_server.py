@@ -1,4 +1,4 @@
-"""The real process against a real API server, with the roles of deploy/kubernetes/istio."""
+"""The real process against a real API server, with the roles of deploy/istio/kubernetes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.fakes.waiting import until
 from tests.fakes.xds_process import ROOT, running_server
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not IS_THERE, reason=WHY_SKIPPED)]
-FOLDER = ROOT / "deploy/kubernetes/istio"
+FOLDER = ROOT / "deploy/istio/kubernetes"
 INSTANCES = ("a100-0", "a100-1", "l4-0")
 PATCH = [{"model": "chat", "namespace": "ai", "virtual_service": "llm", "route": "chat"}]
 ADMINS = {

@@ -149,7 +149,7 @@ def _explained(cause: Cause, verb: str, ref: Ref | None, said: str) -> str:
             return (
                 f"Not allowed to {verb} {ref}: the verb {verb!r} on {ref.plural}.{ref.group} in namespace "
                 f"{ref.namespace} is missing. Add {rule_for(ref, verb)} to a Role there and bind it to "
-                f"this account (deploy/kubernetes/istio). The server said: {said}."
+                f"this account (deploy/istio/kubernetes). The server said: {said}."
             )
         case Cause.FORBIDDEN:
             return f"The server refuses to {verb} {ref}, by a policy or a quota and not for want of a role: {said}."
