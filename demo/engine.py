@@ -33,6 +33,7 @@ from demo.gpu_memory import GpuMemory
 from demo.serving import Serving, ServingSpec
 
 DEFAULT_MODEL = "llama-3-70b"
+PORT_RETRY_S = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,8 +117,22 @@ class Engine:
             self.deaths.append(death)
             await self._end_life()
             await asyncio.sleep(self.spec.reload_s)
-            await self._begin_life()
+            await self._return()
             death["back_at_s"] = time.monotonic()
+
+    async def _return(self) -> None:
+        """Begin a new life; the port was free meanwhile, and any outgoing connection may be given it."""
+        is_told = False
+        while True:
+            try:
+                await self._begin_life()
+            except OSError as error:
+                if not is_told:
+                    print(f"engine {self.spec.serving.name}: {error}; waiting", file=sys.stderr)
+                is_told = True
+                await asyncio.sleep(PORT_RETRY_S)
+            else:
+                return
 
     async def _order_oom(self, request: web.Request) -> web.Response:
         del request

@@ -203,6 +203,30 @@ async def test_running_out_of_memory_is_a_real_death():
     assert status == 200
 
 
+async def test_an_engine_whose_port_is_taken_while_it_reloads_comes_back_once_it_is_free(capsys):
+    async def is_told() -> bool:
+        return "in use" in capsys.readouterr().err
+
+    async with running(reload_s=2.0) as (engine, session):
+        async with session.post(control(engine, "/sim/oom")) as response:
+            assert response.status == 200
+        with socket.socket() as other:
+            await eventually(lambda: can_bind(other, engine.port))
+            other.listen()
+            await eventually(is_told)
+            assert engine.state()["state"] == "dead"
+        await eventually(lambda: state_is(engine, state="serving"))
+        status, _ = await complete(engine, session)
+    assert status == 200
+
+
+async def can_bind(taker: socket.socket, port: int) -> bool:
+    with contextlib.suppress(OSError):
+        taker.bind(("127.0.0.1", port))
+        return True
+    return False
+
+
 async def test_an_overfull_engine_runs_out_of_memory_by_itself():
     batch = BatchSpec(slots=4, kv_tokens=64, tokens_per_s=10.0)
     async with running(batch=batch, oom_after_full_s=0.1, reload_s=60) as (engine, session):
