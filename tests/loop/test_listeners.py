@@ -6,6 +6,7 @@ from structlog.testing import capture_logs
 
 from tests.loop.test_control_loop import Rig
 from xds_server.config.load import load_file
+from xds_server.core.inputs import Drain
 
 
 def rig() -> Rig:
@@ -39,3 +40,28 @@ async def test_a_listener_that_fails_is_nobody_elses_trouble():
         "plan_listener_failed"
     ]
     assert it.tally.count("fleet_control_loop_errors_total", "listener") == 1
+
+
+async def test_proxies_are_served_before_anybody_is_told_why(monkeypatch):
+    # A thousand events, or a listener that thinks long, must not stand in front of the push that helps.
+    it, order = rig(), []
+    it.published = order
+    it.loop.on_event = order.append
+    it.loop.subscribe(order.append)
+    await it.loop.prepare()
+    it.loop.warm_up()
+    instance = next(each.id for _, _, each in it.loop.fleet.topology.instances())
+    it.loop.drain(Drain(instance=instance, draining=True, who="ana", why="new driver"))
+    it.loop.step()
+    kinds = [type(each).__name__ for each in order]
+    assert kinds == ["tuple", *["Event"] * (len(order) - 2), "Plan"]
+    assert "Event" in kinds
+
+
+async def test_the_time_of_an_evaluation_is_that_of_the_decision_alone():
+    it = rig()
+    it.loop.subscribe(lambda _: it.clock.advance(5.0))
+    await it.loop.prepare()
+    it.loop.warm_up()
+    it.loop.step()
+    assert it.tally.histograms["fleet_evaluation_seconds"][-1] == 0.0  # their sum

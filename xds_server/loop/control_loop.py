@@ -189,7 +189,7 @@ class ControlLoop:
         self._is_forced = False
         started, spent = self._clock(), self._cpu_clock()
         self._deadline = started + RETRY_S
-        plan = self._evaluate(inputs, started)
+        plan, events = self._evaluate(inputs, started)
         decided = self._clock()
         self._tally.observe("fleet_evaluation_seconds", decided - started)
         if plan is not None and self.is_warm:
@@ -203,20 +203,22 @@ class ControlLoop:
                 published = self._clock()
                 self._tally.observe("fleet_publish_seconds", published - decided)
                 if self.on_step is not None:
-                    ages = [
-                        started - each.observed_at for each in inputs if isinstance(each, Sample)
-                    ]
                     self.on_step(
                         Step(
                             started=started,
                             decided=decided,
                             published=published,
                             inputs=len(inputs),
-                            oldest_s=max(ages, default=None),
+                            oldest_s=_oldest_s(inputs, started),
                             may_wait=may_wait,
-                            events=plan.events,
+                            events=events,
                         )
                     )
+        # Proxies first: an avalanche of events must not wait in front of the push that ends it.
+        for event in events:
+            self.tell(event)
+        if plan is not None:
+            self._spread(plan)
         self._throttle.evaluated(ended=self._clock(), cost_s=self._cpu_clock() - spent)
 
     def due(self) -> float:
@@ -239,20 +241,24 @@ class ControlLoop:
             except TimeoutError:
                 return
 
-    def _evaluate(self, inputs: Sequence[Input], now: float) -> Plan | None:
+    def _evaluate(
+        self, inputs: Sequence[Input], now: float
+    ) -> tuple[Plan | None, tuple[Event, ...]]:
+        """Return the plan that follows, None if there can be none, and what happened on the way."""
         samples = [each for each in inputs if isinstance(each, Sample)]
         self.latest.update({each.instance: each for each in samples})
         ages = [now - each.observed_at for each in samples]
         self._tally.observe("fleet_sample_age_seconds", *ages)
         plan = self._try(inputs, now)
+        plans = [] if plan is None else [plan]
         if plan is None and len(inputs) > 1:
             # One of them is poison; the others must not suffer for it.
-            for each in inputs:
-                plan = self._try([each], now) or plan
-        if plan is not None:
-            self._deadline = float("inf") if plan.next_deadline is None else plan.next_deadline
-            self._spread(plan)
-        return plan
+            plans = [each for each in (self._try([one], now) for one in inputs) if each is not None]
+        if not plans:
+            return None, ()
+        plan = plans[-1]
+        self._deadline = float("inf") if plan.next_deadline is None else plan.next_deadline
+        return plan, tuple(event for each in plans for event in each.events)
 
     def _spread(self, plan: Plan) -> None:
         for listener in self._listeners:
@@ -265,14 +271,11 @@ class ControlLoop:
     def _try(self, inputs: Sequence[Input], now: float) -> Plan | None:
         self._tally.add("fleet_evaluations_total")
         try:
-            plan = self.fleet.evaluate(inputs, now)
+            return self.fleet.evaluate(inputs, now)
         except Exception:  # noqa: BLE001 - the loop survives whatever happens
             self._tally.add("fleet_control_loop_errors_total", "evaluate")
             self._log.exception(logs.EVALUATION_FAILED, inputs=[repr(each) for each in inputs[:3]])
             return None
-        for event in plan.events:
-            self.tell(event)
-        return plan
 
     def tell(self, event: Event) -> None:
         """Count and log something that happened."""
@@ -331,3 +334,9 @@ class ControlLoop:
             }
 
         return await asyncio.to_thread(make)
+
+
+def _oldest_s(inputs: Sequence[Input], now: float) -> float | None:
+    """Return the age of the oldest sample; None without any."""
+    ages = [now - each.observed_at for each in inputs if isinstance(each, Sample)]
+    return max(ages, default=None)
