@@ -24,6 +24,7 @@ from xds_server.config.istio_schema import ConfigSourceSection
 from xds_server.config.load import Config, load_text
 from xds_server.core.plan import Plan
 from xds_server.istio.mcp.source import ConfigSource
+from xds_server.istio.mesh import MeshNow
 from xds_server.istio.way import Around
 from xds_server.observability.history import History
 from xds_server.observability.metrics import Tally
@@ -96,7 +97,11 @@ class Source:
         )
         history = History(self.rows.append, topology=lambda: config.topology)
         self.around = Around(
-            config=lambda: config, loop=self.loop, tally=self.tally, history=history
+            config=lambda: config,
+            loop=self.loop,
+            tally=self.tally,
+            history=history,
+            mesh=MeshNow(lambda: config.istio, lambda: self.loop.fleet.topology),
         )
         self.source = ConfigSource(
             self.around, ConfigSourceSection(listen=f"127.0.0.1:{port}", changes_per_second=4)

@@ -14,7 +14,7 @@ from xds_server.config.load import load_file
 from xds_server.core.plan import EndpointHealth
 from xds_server.core.policy import Policy
 from xds_server.istio.cluster_names import MeshCluster
-from xds_server.istio.mesh import Mesh, mesh_of
+from xds_server.istio.mesh import Mesh, MeshNow, mesh_of
 from xds_server.istio.mesh_clusters import aliases_of, following, mesh_cluster
 from xds_server.istio.mesh_endpoints import with_mesh_endpoints
 from xds_server.resources.builder import SnapshotBuilder
@@ -121,6 +121,27 @@ def test_the_names_are_those_of_the_tiers_that_have_a_port():
     assert now() == names
     seen[0] = cut
     assert now() == {}
+
+
+def test_the_mesh_is_worked_out_anew_only_for_another_configuration_or_topology():
+    config = load_file(Path(__file__).parent / "mesh.yaml")
+    assert config.istio is not None
+    section, topology = [config.istio], [config.topology]
+    now = MeshNow(lambda: section[0], lambda: topology[0])
+    first = now()
+    assert first == mesh_of(config.istio, config.topology)
+    assert now() is first
+    topology[0] = replace(config.topology)  # an instance came, say: no other mesh
+    assert now() is first
+    topology[0] = replace(config.topology, models=())
+    assert now() == Mesh()
+    topology[0] = config.topology
+    section[0] = config.istio.model_copy(update={"models": ()})
+    assert now() == Mesh()
+    section[0] = None
+    assert now() == Mesh()
+    section[0] = config.istio
+    assert now() == first
 
 
 @pytest.mark.parametrize("method", ["StreamEndpoints", "DeltaEndpoints"])

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from xds_server.config.load import Config
 from xds_server.core.model import Topology
-from xds_server.istio.mesh import mesh_of
+from xds_server.istio.mesh import MeshNow
 from xds_server.istio.mesh_clusters import following
 from xds_server.istio.mesh_endpoints import MakeBuilder, with_mesh_endpoints
 from xds_server.resources.builder import SnapshotBuilder
@@ -20,5 +20,5 @@ def builders(config: Callable[[], Config], topology: Callable[[], Topology]) -> 
         topology: The topology in use.
     """
     return with_mesh_endpoints(
-        SnapshotBuilder, following(lambda: mesh_of(config().istio, topology()))
+        SnapshotBuilder, following(MeshNow(lambda: config().istio, topology))
     )

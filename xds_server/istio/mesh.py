@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from xds_server.config.istio_checks import object_name
@@ -87,6 +88,31 @@ def mesh_of(section: IstioSection | None, topology: Topology) -> Mesh:
             if each.model in known
         )
     )
+
+
+class MeshNow:
+    """The mesh as it is now, registered instances included: the same object while it is the same.
+
+    It is worked out when the section or the topology is another object, not at every plan.
+    """
+
+    def __init__(
+        self, section: Callable[[], IstioSection | None], topology: Callable[[], Topology]
+    ) -> None:
+        self._section = section
+        self._topology = topology
+        self._of: tuple[IstioSection | None, Topology | None] = (None, None)
+        self._mesh = Mesh()
+
+    def __call__(self) -> Mesh:
+        """Return what of ours is which host of the mesh."""
+        section, topology = self._section(), self._topology()
+        if section is not self._of[0] or topology is not self._of[1]:
+            made = mesh_of(section, topology)
+            if made != self._mesh:
+                self._mesh = made
+            self._of = section, topology
+        return self._mesh
 
 
 def _model(section: IstioModel, model: Model) -> MeshModel:

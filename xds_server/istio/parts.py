@@ -10,6 +10,7 @@ from typing import Any
 
 from xds_server.config.istio_schema import IstioSection
 from xds_server.config.load import Config
+from xds_server.istio.mesh import MeshNow
 from xds_server.istio.way import Around, Way
 from xds_server.listening import StartError
 from xds_server.loop.control_loop import ControlLoop
@@ -27,7 +28,13 @@ class IstioParts:
         tally: Tally,
         history: History,
     ) -> None:
-        around = Around(config=config, loop=loop, tally=tally, history=history)
+        around = Around(
+            config=config,
+            loop=loop,
+            tally=tally,
+            history=history,
+            mesh=MeshNow(lambda: config().istio, lambda: loop.fleet.topology),
+        )
         section = config().istio
         self.ways: dict[str, Way] = {} if section is None else dict(_ways(section, around))
 

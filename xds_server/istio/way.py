@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from xds_server.config.load import Config
-from xds_server.istio.mesh import Mesh, mesh_of
+from xds_server.istio.mesh import Mesh
 from xds_server.istio.publications import Publications
 from xds_server.loop.control_loop import ControlLoop
 from xds_server.observability.history import History
@@ -24,12 +24,10 @@ class Around:
     """Tells plans to whom `subscribe`s; they are authoritative once `is_warm`."""
     tally: Tally
     history: History
+    mesh: Callable[[], Mesh]
+    """What of ours is which host of the mesh now (`MeshNow`)."""
     published: Publications = field(default_factory=Publications)
     """What ways tell the mesh, for who checks whether it arrives."""
-
-    def mesh(self) -> Mesh:
-        """Return what of ours is which host of the mesh now, registered instances included."""
-        return mesh_of(self.config().istio, self.loop.fleet.topology)
 
 
 class Way(Protocol):

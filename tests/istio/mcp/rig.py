@@ -18,6 +18,7 @@ from xds_server.core.plan import Plan
 from xds_server.fleet import Fleet
 from xds_server.istio.mcp.catalog import Catalog
 from xds_server.istio.mcp.source import ConfigSource
+from xds_server.istio.mesh import MeshNow
 from xds_server.istio.way import Around
 from xds_server.istio.weights import ModelWeights
 from xds_server.loop.control_loop import ControlLoop
@@ -70,7 +71,11 @@ class Rig:
         )
         history = History(self.rows.append, topology=lambda: self.loop.fleet.topology)
         self.around = Around(
-            config=lambda: self.config, loop=self.loop, tally=self.tally, history=history
+            config=lambda: self.config,
+            loop=self.loop,
+            tally=self.tally,
+            history=history,
+            mesh=MeshNow(lambda: self.config.istio, lambda: self.loop.fleet.topology),
         )
         self.around.published.subscribe(self.told.append)
         assert config.istio is not None

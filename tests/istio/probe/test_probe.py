@@ -22,7 +22,7 @@ from xds_server.config.istio_schema import ProbeSection
 from xds_server.config.load import load_file
 from xds_server.core.model import ClassName, ModelName
 from xds_server.core.plan import ClassPlan, Plan, Reason
-from xds_server.istio.mesh import mesh_of
+from xds_server.istio.mesh import MeshNow, mesh_of
 from xds_server.istio.probe.probe import Probe, route_names
 from xds_server.istio.probe.proto import parse
 from xds_server.istio.way import Around
@@ -63,6 +63,7 @@ class Bench:
             loop=loop,
             tally=self.tally,
             history=History(self.rows.append, topology=lambda: CONFIG.topology),
+            mesh=MeshNow(lambda: self.config.istio, lambda: loop.fleet.topology),
         )
         self.probe = Probe(self.around, ProbeSection(**({"late_s": 60.0} | section)))
 
