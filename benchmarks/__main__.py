@@ -1,4 +1,4 @@
-"""`make bench`: run the benchmarks, write benchmarks/results/NAME.json, print what must hold.
+"""`make bench`: run the benchmarks, print each result and, unless it is a quick look, write it to benchmarks/results/NAME.json.
 
 Usage: python -m benchmarks [--quick] [NAME ...]
 """

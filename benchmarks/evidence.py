@@ -1,7 +1,7 @@
 """Log entries in: what one costs, and that a thousand proxies that log do not hold the control plane up.
 
-Two cases of 5,000 entries/s: few busy workers (50 streams, 5 messages/s of 20) and many quiet ones (1,000
-streams, 1 message/s of 5). `budget` is the product as it is configured by default, `all` reads whatever comes,
+Three cases of 5,000 entries/s: few busy workers (50 streams, 5 messages/s of 20), many quiet ones (1,000
+streams, 1 message/s of 5), and many that send each entry by itself. `budget` is the product as it is configured by default, `all` reads whatever comes,
 and `bare` is a server that only reads and parses. `held_up_ms` is how long the event loop was held up at worst, which is
 what a push would have waited; `core_share` is of one core.
 """

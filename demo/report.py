@@ -11,8 +11,6 @@ from rich.table import Table
 
 from demo.outcome import Death, Outcome, Verdict
 
-STATIC = "static"
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Phase:

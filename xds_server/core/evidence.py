@@ -15,7 +15,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import accumulate
-from math import ceil, inf, log
+from math import ceil, inf
 from typing import NamedTuple
 
 from xds_server.core.policy import EvidencePolicy
@@ -98,7 +98,6 @@ def outcome(status: int, flags: Collection[str]) -> Outcome:
 
 GROWTH = 1.05
 _LEAST_S = 0.0005
-_LOG_GROWTH = log(GROWTH)
 _BOUNDS = [_LEAST_S * GROWTH**number for number in range(310)]
 """0.5 ms to half an hour."""
 
@@ -223,11 +222,6 @@ class Window:
         return Summary(
             outcomes=dict(outcomes), latency=Times.of(latency), first_byte=Times.of(first_byte)
         )
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether nothing is held, as of the last call."""
-        return not self._slots
 
 
 class Verdict(NamedTuple):
