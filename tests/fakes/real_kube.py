@@ -6,7 +6,7 @@ import asyncio
 import json
 import os
 import ssl
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ IS_THERE = bool(SERVER and ETCD)
 WHY_SKIPPED = "KUBE_APISERVER_BIN and ETCD_BIN name no programs (docs/istio/kubernetes.md)"
 NAMESPACES = ("ai", "gpu-xds")
 ACCOUNT = "system:serviceaccount:gpu-xds:xds-server"
-"""Who asks with the token `server-token`: what the roles of deploy/kubernetes/istio are bound to."""
+"""Who asks with the token `server-token`: what the roles of deploy/istio/kubernetes are bound to."""
 USERS = {"admin-token": ("admin", "system:masters"), "server-token": (ACCOUNT, "")}
 
 
@@ -33,6 +33,8 @@ class RealKube:
 
     def __init__(self, url: str, session: aiohttp.ClientSession) -> None:
         self.url = url
+        self.warnings: list[str] = []
+        """What the server accepted and would rather not have: deprecated versions, pods that a policy doubts."""
         self._session = session
 
     def kubeconfig(self, path: Path, token: str = "admin-token") -> Path:
@@ -48,21 +50,31 @@ class RealKube:
             method, self.url + path, json=body, headers=headers
         ) as answer:
             text = await answer.text()
+            self.warnings += answer.headers.getall("Warning", [])
             # A group that is not there yet is plain text.
             assert answer.status < 300, f"{method} {path}: {text}"
             return dict(json.loads(text))
 
     async def apply(self, documents: Iterable[Mapping[str, Any]]) -> None:
-        """Make or overwrite objects, as `kubectl apply --server-side --force-conflicts`."""
+        """Make or overwrite objects, as `kubectl apply --server-side --force-conflicts --validate=strict`."""
         for each in documents:
             group, _, version = each["apiVersion"].rpartition("/")
             base = f"/apis/{group}/{version}" if group else f"/api/{version}"
             namespace = each["metadata"].get("namespace")
             scope = f"/namespaces/{namespace}" if namespace else ""
-            plural = _plural(each["kind"])
+            plural = plural_of(each["kind"])
             path = f"{base}{scope}/{plural}/{each['metadata']['name']}"
-            query = "?fieldManager=kubectl-edit&force=true"
+            query = "?fieldManager=kubectl-edit&force=true&fieldValidation=Strict"
             await self.ask("PATCH", path + query, dict(each), kind="application/apply-patch+yaml")
+
+    async def token_of(self, namespace: str, account: str) -> str:
+        """Have a token made for a service account, as the kubelet does for a pod."""
+        made = await self.ask(
+            "POST",
+            f"/api/v1/namespaces/{namespace}/serviceaccounts/{account}/token",
+            {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}},
+        )
+        return str(made["status"]["token"])
 
     async def weights(self, name: str, route: int = 0) -> dict[str, int]:
         """Return the weights of a VirtualService in `ai` by service; empty where there is none."""
@@ -77,14 +89,23 @@ class RealKube:
         }
 
 
-def _plural(kind: str) -> str:
+def plural_of(kind: str) -> str:
+    """Return a kind as URLs name it."""
     name = kind.lower()
-    return f"{name[:-1]}ies" if name.endswith("y") else f"{name}s"
+    if name.endswith("y") and name[-2] not in "aeiou":
+        return f"{name[:-1]}ies"
+    return f"{name}es" if name.endswith("s") else f"{name}s"
 
 
 @asynccontextmanager
-async def real_kube(directory: Path) -> AsyncIterator[RealKube]:
-    """Run etcd and the server for as long as the block lasts, with Istio's kinds and two namespaces."""
+async def real_kube(directory: Path, *, crds: Sequence[Path] = (CRDS,)) -> AsyncIterator[RealKube]:
+    """Run etcd and the server for as long as the block lasts, with Istio's kinds and two namespaces.
+
+    Args:
+        directory: For their state and logs.
+        crds: Files with the kinds; the reduced ones of our own unless others are given.
+        options: More of the API server's own.
+    """
     client, peer, port = free_ports(3)
     etcd = f"http://127.0.0.1:{client}"
     tokens = directory / "tokens.csv"
@@ -108,6 +129,7 @@ async def real_kube(directory: Path) -> AsyncIterator[RealKube]:
             *(str(TLS / "cert.pem"), "--service-account-signing-key-file", str(key)),
             *("--service-cluster-ip-range", "10.0.0.0/24", "--authorization-mode", "RBAC"),
             *("--token-auth-file", str(tokens), "--disable-admission-plugins", "ServiceAccount"),
+            *options,
         ],
     ]
     processes: list[asyncio.subprocess.Process] = []
@@ -123,7 +145,7 @@ async def real_kube(directory: Path) -> AsyncIterator[RealKube]:
             processes.append(running)
         async with aiohttp.ClientSession(connector=connector, headers=headers) as session:
             kube = RealKube(f"https://localhost:{port}", session)
-            await _begin(kube, processes, directory / "kube.log")
+            await _begin(kube, processes, directory / "kube.log", crds)
             yield kube
     finally:
         for process in reversed(processes):
@@ -137,7 +159,12 @@ async def real_kube(directory: Path) -> AsyncIterator[RealKube]:
         log.close()
 
 
-async def _begin(kube: RealKube, processes: list[asyncio.subprocess.Process], log: Path) -> None:
+async def _begin(
+    kube: RealKube,
+    processes: list[asyncio.subprocess.Process],
+    log: Path,
+    crds: Sequence[Path],
+) -> None:
     async def is_ready() -> bool:
         ended = [each.returncode for each in processes if each.returncode is not None]
         assert not ended, log.read_text(errors="replace")[-3000:]
@@ -153,16 +180,18 @@ async def _begin(kube: RealKube, processes: list[asyncio.subprocess.Process], lo
     for name in NAMESPACES:
         body = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}}
         await kube.ask("POST", "/api/v1/namespaces", body)
-    for crd in yaml.safe_load_all(CRDS.read_text()):
-        path = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
-        await kube.ask("POST", path, crd)
+    path = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+    for file in crds:
+        for crd in yaml.load_all(file.read_text(), Loader=yaml.CSafeLoader):
+            if crd:
+                await kube.ask("POST", path, crd)
 
     async def has_kinds() -> bool:
-        try:
-            found = await kube.ask("GET", "/apis/networking.istio.io/v1")
-        except AssertionError:
-            return False
-        kinds = {each["kind"] for each in found["resources"]}
-        return {"VirtualService", "DestinationRule", "ServiceEntry"} <= kinds
+        conditions = [
+            each.get("status", {}).get("conditions") or ()
+            for each in (await kube.ask("GET", path))["items"]
+        ]
+        served = {"type": "Established", "status": "True"}
+        return all(any(served.items() <= each.items() for each in listed) for listed in conditions)
 
     await until(has_kinds, "Istio's kinds", 60)

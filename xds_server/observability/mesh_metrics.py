@@ -134,8 +134,8 @@ MESH_GROUPS: dict[str, dict[str, Metric]] = {
         "fleet_kubernetes_refusals_total": Metric(
             "counter",
             "refusals",
-            "Objects that are left alone: `not_ours`, `other_owner`, `no_object`, `route`, `fault`; each counts once until "
-            "it is another reason.",
+            "Objects that are left alone: `not_ours`, `other_owner`, `no_object`, `route`, `fault`, `needs`; each counts "
+            "once until it is another reason.",
             labels=("reason",),
         ),
         "fleet_kubernetes_failures_total": Metric(

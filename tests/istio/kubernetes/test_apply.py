@@ -86,7 +86,7 @@ async def test_a_patch_is_printed_as_its_operations(api, apply):
     done = await apply("--dry-run", patch=PATCH)
     assert done.exit_code == 0, done.stderr
     (operations,) = [each for each in yaml.safe_load_all(done.stdout) if each]
-    assert [each["op"] for each in operations] == ["test"] * 4 + ["add"] * 3
+    assert [each["op"] for each in operations] == ["test"] * 5 + ["add"] * 3
     assert operations[0] == {"op": "test", "path": "/spec/http/0/name", "value": "chat"}
 
 

@@ -107,6 +107,16 @@ def test_an_object_that_is_handed_over_by_its_label_is_taken():
     assert found.body["metadata"]["annotations"]["gpu-xds/owner"] == "gpu-xds.x"
 
 
+def test_the_label_of_a_model_is_taken_off_what_several_share_by_now():
+    there = live()
+    there["metadata"]["labels"]["team"] = "ml"
+    found = decide(owned(model=""), there)
+    assert isinstance(found, Change)
+    labels = found.body["metadata"]["labels"]
+    assert labels == {"app.kubernetes.io/managed-by": "gpu-xds", "team": "ml"}
+    assert isinstance(decide(owned(model=""), found.body), Unchanged)
+
+
 # Weights in somebody else's VirtualService.
 
 
@@ -125,7 +135,7 @@ def patched(*weights, action=Action.FORWARD, route="chat") -> Patched:
 def admins(a=100, b=0, *, extra=(), name="chat"):
     """Return an admin's VirtualService: our route is the second one, and b is named in short."""
     return {
-        "metadata": {"name": "llm", "namespace": "ai"},
+        "metadata": {"name": "llm", "namespace": "ai", "resourceVersion": "7"},
         "spec": {
             "hosts": ["llm"],
             "http": [
@@ -171,7 +181,7 @@ def test_weights_that_are_not_written_count_as_zero():
     assert numbers(json_patch.apply(there, found.body)) == [40, 60]
 
 
-@pytest.mark.parametrize("edit", ["renamed", "inserted", "swapped"])
+@pytest.mark.parametrize("edit", ["renamed", "inserted", "swapped", "newer"])
 def test_an_edit_between_look_and_patch_makes_the_patch_fail(edit):
     there = admins()
     found = decide(patched(60, 40), there)
@@ -181,6 +191,8 @@ def test_an_edit_between_look_and_patch_makes_the_patch_fail(edit):
         routes[1]["name"] = "other"
     elif edit == "inserted":
         routes.insert(0, {"name": "new"})
+    elif edit == "newer":
+        there["metadata"]["resourceVersion"] = "8"
     else:
         routes[1]["route"].reverse()
     with pytest.raises(json_patch.PatchError, match="test"):

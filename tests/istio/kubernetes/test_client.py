@@ -202,6 +202,17 @@ async def test_a_token_that_ended_is_read_again_once(api, tmp_path):
         assert client.server == api.url
 
 
+async def test_a_token_that_ended_under_many_requests_is_nobodys_trouble(api, tmp_path):
+    path = api.kubeconfig(tmp_path / "kubeconfig")
+    async with KubernetesClient(SignIn(kubeconfig=str(path))) as client:
+        await client.create(VS, service())
+        for index in range(5):
+            api.users = {f"token-{index}": "admin"}
+            api.kubeconfig(path, f"token-{index}")
+            found = await asyncio.gather(*[client.get(VS) for _ in range(20)])
+            assert len(found) == 20
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [

@@ -155,6 +155,13 @@ async def patches(client):
     ]
     stored = await client.patch(REF, operations)
     assert stored["spec"]["http"][0]["route"][0]["weight"] == 33
+    version = stored["metadata"]["resourceVersion"]
+    same = {"op": "test", "path": "/metadata/resourceVersion", "value": version}
+    newer = await client.patch(REF, [same, {**operations[2], "value": 32}])
+    assert newer["spec"]["http"][0]["route"][0]["weight"] == 32
+    error = await refusal(client.patch(REF, [same, {**operations[2], "value": 31}]))
+    assert error.cause is Cause.INVALID
+    await client.patch(REF, operations)
     for at, value in ((0, "other"), (1, {"host": "vllm.ai.svc.cluster.local", "subset": "v1"})):
         wrong = [dict(each) for each in operations]
         wrong[at]["value"], wrong[2]["value"] = value, 44

@@ -374,6 +374,78 @@ async def test_an_object_that_was_deleted_is_made_again(stage):
     assert [each[1] for each in stage.notes.writes] == ["create", "create"]
 
 
+async def test_a_patch_does_not_hit_a_route_that_got_a_destination_more_since_it_was_read(stage):
+    await stage.api.put(THEIRS)
+
+    async def meanwhile(_):
+        (chat,) = THEIRS["spec"]["http"]
+        more = {**chat, "route": [*chat["route"], {"destination": {"host": "c"}, "weight": 5}]}
+        await stage.api.put({**THEIRS, "spec": {"http": [more]}})
+
+    stage.api.before_write = meanwhile
+    stage.keeper().want(patch_wish(60, 40))
+    await until(lambda: stage.notes.refusals)
+    assert [each.cause for each in stage.notes.errors] == [Cause.CONFLICT]
+    assert "goes to c, which is no tier of chat" in stage.notes.refusals[0].text
+    (chat,) = stage.api.object("virtualservices", "ai", "llm")["spec"]["http"]
+    assert [each.get("weight") for each in chat["route"]] == [100, None, 5], "as it was"
+
+
+async def test_a_route_that_waits_asks_nothing_and_says_what_it_waits_for(stage, monkeypatch):
+    monkeypatch.setattr(keepers, "NEEDS_LOOK_S", 1.0)
+    theirs = {"apiVersion": "networking.istio.io/v1", "kind": "DestinationRule"}
+    spec = {"host": "a.ai.svc.cluster.local"}
+    metadata = {"name": "llm", "namespace": "ai"}
+    await stage.api.put({**theirs, "metadata": metadata, "spec": spec})
+    rule, service = stage.keeper(RULE), stage.keeper(gap_s=0.1)
+    service.needs = (rule,)
+    rule.want(wish(ref=RULE))
+    service.want(wish(70))
+    await until(lambda: "needs" in {each.reason for each in stage.notes.refusals})
+    assert {each.reason for each in stage.notes.refusals} == {"not_ours", "needs"}
+    assert stage.notes.refusals[-1].text.startswith(
+        "VirtualService ai/llm is not written: it would send requests where DestinationRule ai/llm has to be first"
+    )
+    # A look when it was wanted, one when its watch began, one after a second.
+    assert len(stage.api.asked("get", "virtualservices")) <= 3
+    labels = {"app.kubernetes.io/managed-by": "gpu-xds"}
+    await stage.api.put({**theirs, "metadata": {**metadata, "labels": labels}, "spec": spec})
+    mended = time.monotonic()
+    await stage.weighs(70)
+    assert time.monotonic() - mended < 5
+
+
+async def test_a_route_that_waits_goes_out_at_once_when_it_needs_nothing_any_more(stage):
+    rule, service = stage.keeper(RULE), stage.keeper(gap_s=0.1)
+    service.want(wish(70, host="old"))
+    await stage.weighs(70)
+    service.needs = (rule,)
+    service.want(wish(60, host="new"))
+    await asyncio.sleep(0.5)
+    assert stage.weight == 70
+    service.want(wish(50, host="old"))
+    await stage.weighs(50)
+
+
+async def test_a_server_that_refuses_watches_is_asked_more_and_more_slowly(stage, monkeypatch):
+    monkeypatch.setattr(keepers, "LOOK_S", 1.0)
+    stage.api.fail("watch", "virtualservices", 503, times=1e9)
+    stage.keeper().want(wish(70))
+    await stage.weighs(70)
+    await until(lambda: len(stage.api.asked("watch", "virtualservices")) >= 7)
+    times = [each.at for each in stage.api.asked("watch", "virtualservices")]
+    gaps = [b - a for a, b in itertools.pairwise(times)]
+    assert gaps[0] < 0.5 <= gaps[-1], "0.05 s at first, a second at last, less half of it by chance"
+
+
+async def test_a_server_that_is_busy_says_when_it_is_watched_again(stage):
+    stage.api.fail("watch", "virtualservices", 429, headers={"Retry-After": "2"})
+    stage.keeper()
+    await until(lambda: len(stage.api.asked("watch", "virtualservices")) >= 2)
+    first, second = (each.at for each in stage.api.asked("watch", "virtualservices"))
+    assert second - first >= 1.0, "2 s, less half of it by chance"
+
+
 async def test_a_route_waits_for_what_it_newly_goes_to(stage):
     rule, service = stage.keeper(RULE), stage.keeper(gap_s=0.1)
     service.needs = (rule,)

@@ -162,11 +162,15 @@ def test_what_istio_would_misread_is_known_before_it_is_sent():
     assert faults["DestinationRule"] == ""
 
 
-def test_an_entry_that_would_have_no_endpoint_is_not_written():
+def test_an_entry_whose_instances_are_all_out_stays_and_has_no_endpoint():
     tiers = {"primary": {"endpoints": "instances"}}
     found, _, _ = wanted("a100-0", "a100-1", tiers=tiers)
-    assert "ServiceEntry" not in {each.ref.kind for each in found}
-    service = judged(found)["VirtualService"][0]
+    by_kind = judged(found)
+    (entry,) = by_kind["ServiceEntry"]
+    assert entry["spec"]["hosts"] == ["vllm-70b.ai.svc.cluster.local"]
+    assert "endpoints" not in entry["spec"]
+    assert found[0].summary == "vllm-70b.ai.svc.cluster.local: 0 endpoints"
+    service = by_kind["VirtualService"][0]
     assert service["spec"]["http"][0]["route"][0]["weight"] == 0
 
 

@@ -34,7 +34,7 @@ class Refusal:
     """Why nothing may be written."""
 
     reason: str
-    """Label of the metric: `not_ours`, `other_owner`, `no_object`, `route`, `fault`."""
+    """Label of the metric: `not_ours`, `other_owner`, `no_object`, `route`, `fault`, `needs`."""
     text: str
     """What to do about it, for a person."""
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -29,6 +30,8 @@ WATCH_S = 290
 """A watch is begun anew after this long; servers cut it after five to ten minutes anyway."""
 SILENCE_S = 60.0
 """Added to `WATCH_S`: a watch that outlives it lost its server without a word."""
+_BROKEN = (aiohttp.ClientError, TimeoutError, OSError, ValueError, RuntimeError)
+"""How a connection fails; aiohttp says `RuntimeError` where it ended between two reads."""
 
 Document = dict[str, Any]
 _JSON_PATCH = "application/json-patch+json"
@@ -40,7 +43,9 @@ class KubernetesClient:
 
     def __init__(self, sign_in: SignIn) -> None:
         self._sign_in = sign_in
-        self._api: ApiClient | None = None
+        self._session: _Session | None = None
+        self._leaving: set[_Session] = set()
+        """Sessions whose credentials are over, until their last request is."""
         self._opening = asyncio.Lock()
 
     async def __aenter__(self) -> Self:
@@ -60,14 +65,16 @@ class KubernetesClient:
 
     async def close(self) -> None:
         """Drop every connection."""
-        api, self._api = self._api, None
-        if api is not None:
-            await api.close()
+        sessions = [*self._leaving, *([] if self._session is None else [self._session])]
+        self._leaving.clear()
+        self._session = None
+        for each in sessions:
+            await each.api.close()
 
     @property
     def server(self) -> str:
         """Return the address of the server; empty before `open`."""
-        return "" if self._api is None else str(self._api.configuration.host)
+        return "" if self._session is None else str(self._session.api.configuration.host)
 
     async def get(self, ref: Ref) -> Document:
         """Return an object.
@@ -202,55 +209,70 @@ class KubernetesClient:
         timeout = aiohttp.ClientTimeout(
             connect=CONNECT_TIMEOUT_S, sock_read=WATCH_S + SILENCE_S, total=None
         )
-        api = await self._signed_in("watch", ref)
-        try:
-            response = await api.call_api(
-                ref.collection,
-                "GET",
-                query_params=list(query.items()),
-                header_params={"Accept": "application/json"},
-                auth_settings=["BearerToken"],
-                _preload_content=False,
-                _request_timeout=timeout,
-            )
+        async with self._using("watch", ref) as session:
             try:
-                if response.status != 200:
-                    raise await self._refused(response, "watch", ref)
-                async for line in response.content:
-                    yield _event(line, ref)
-            finally:
-                response.close()
-        except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
-            raise _unreachable(error, "watch", ref) from error
+                response = await session.api.call_api(
+                    ref.collection,
+                    "GET",
+                    query_params=list(query.items()),
+                    header_params={"Accept": "application/json"},
+                    auth_settings=["BearerToken"],
+                    _preload_content=False,
+                    _request_timeout=timeout,
+                )
+                try:
+                    if response.status != 200:
+                        raise await self._refused(response, ref, session)
+                    async for line in response.content:
+                        yield _event(line, ref)
+                finally:
+                    response.close()
+            except _BROKEN as error:
+                raise _unreachable(error, "watch", ref) from error
 
-    async def _refused(self, response: Any, verb: str, ref: Ref | None) -> KubernetesError:
+    async def _refused(self, response: Any, ref: Ref, session: _Session) -> KubernetesError:
         text = await response.text(errors="replace")
         if response.status == 401:
-            await self.close()
+            self._leave(session)
         return of_status(
             response.status,
             text,
-            verb=verb,
+            verb="watch",
             ref=ref,
             retry_after=response.headers.get("Retry-After"),
         )
 
-    async def _opened(self) -> ApiClient:
+    def _leave(self, session: _Session) -> None:
+        """Sign in anew with the next request, unless another one has done so; what is under way is not cut."""
+        if self._session is session:
+            self._session = None
+            self._leaving.add(session)
+
+    async def _opened(self) -> _Session:
         async with self._opening:
-            if self._api is None:
+            if self._session is None:
                 api = ApiClient(await signed_in(self._sign_in))
                 api.user_agent = f"gpu-xds/{__version__}"
-                self._api = api
-            return self._api
+                self._session = _Session(api)
+            return self._session
 
-    async def _signed_in(self, verb: str, ref: Ref | None) -> ApiClient:
+    @asynccontextmanager
+    async def _using(self, verb: str, ref: Ref | None) -> AsyncIterator[_Session]:
         try:
-            return await self._opened()
+            session = await self._opened()
         except AuthError as error:
             # It could be used when it was read first: whoever replaces the file may not be done yet.
             raise KubernetesError(
                 Cause.UNAUTHORIZED, verb=verb, ref=ref, said=str(error)
             ) from error
+        session.users += 1
+        try:
+            yield session
+        finally:
+            session.users -= 1
+            if not session.users and session in self._leaving:
+                self._leaving.remove(session)
+                await session.api.close()
 
     async def _ask(
         self,
@@ -278,43 +300,53 @@ class KubernetesClient:
             if error.cause is not Cause.UNAUTHORIZED:
                 raise
         # Tokens of accounts and of plugins end: they are read again, once.
-        await self.close()
         return await self._send(request)
 
     async def _send(self, request: _Request) -> Document:
         verb, ref = request.verb, request.ref
-        api = await self._signed_in(verb, ref)
-        try:
-            found: Document = await api.call_api(
-                request.path,
-                _METHODS[verb],
-                query_params=list(request.query.items()),
-                header_params={
-                    "Accept": "application/json",
-                    "Content-Type": request.content_type,
-                },
-                body=request.body,
-                auth_settings=["BearerToken"],
-                response_types_map={200: "object", 201: "object"},
-                _return_http_data_only=True,
-                _request_timeout=request.timeout_s,
-            )
-        except ApiException as error:
-            headers: Mapping[str, str] = error.headers or {}
-            raise of_status(
-                int(error.status or 0),
-                str(error.body or ""),
-                verb=verb,
-                ref=ref,
-                retry_after=headers.get("Retry-After"),
-            ) from error
-        except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
-            raise _unreachable(error, verb, ref) from error
+        async with self._using(verb, ref) as session:
+            try:
+                found: Document = await session.api.call_api(
+                    request.path,
+                    _METHODS[verb],
+                    query_params=list(request.query.items()),
+                    header_params={
+                        "Accept": "application/json",
+                        "Content-Type": request.content_type,
+                    },
+                    body=request.body,
+                    auth_settings=["BearerToken"],
+                    response_types_map={200: "object", 201: "object"},
+                    _return_http_data_only=True,
+                    _request_timeout=request.timeout_s,
+                )
+            except ApiException as error:
+                if error.status == 401:
+                    self._leave(session)
+                headers: Mapping[str, str] = error.headers or {}
+                raise of_status(
+                    int(error.status or 0),
+                    str(error.body or ""),
+                    verb=verb,
+                    ref=ref,
+                    retry_after=headers.get("Retry-After"),
+                ) from error
+            except _BROKEN as error:
+                raise _unreachable(error, verb, ref) from error
         if not isinstance(found, dict):
             raise KubernetesError(
                 Cause.SERVER, verb=verb, ref=ref, said=f"not an object: {str(found)[:60]}"
             )
         return found
+
+
+@dataclass(slots=True, eq=False)
+class _Session:
+    """Connections with one sign-in."""
+
+    api: ApiClient
+    users: int = 0
+    """Requests under way."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,6 +21,9 @@ from xds_server.istio.kubernetes.pace import Pace
 LOOK_S = 30.0
 """Without a watch, and after a refusal, the object is looked at this often."""
 WATCH_RETRY_S = 5.0
+"""A watch that ended is begun again after so long; one that fails later each time, up to `LOOK_S`."""
+NEEDS_LOOK_S = 10.0
+"""A route that waits for what it goes to is looked at this often, and it is said what it waits for."""
 SETTLE_S = 0.2
 """What a route goes to has been in place this long before the route is written: istiod needs its debounce."""
 
@@ -82,6 +85,8 @@ class Keeper:
         """The spec that the server made of `_last`: a webhook may have added something."""
         self._version = ""
         self._dirty = asyncio.Event()
+        self.settled = asyncio.Event()
+        """Set while `settled_at` is."""
 
     def want(self, wanted: Wanted) -> None:
         """Replace what is wanted; what is equal changes nothing."""
@@ -94,7 +99,7 @@ class Keeper:
     def led(self, *, leads: bool) -> None:
         """Begin, or end to write: what others write meanwhile was not done against us."""
         self._last = None
-        self.settled_at = None
+        self._unsettle()
         if leads:
             self._dirty.set()
 
@@ -119,7 +124,7 @@ class Keeper:
         try:
             await self._settle(wanted)
         except KubernetesError as error:
-            self.settled_at = None
+            self._unsettle()
             now = self._clock()
             if error.cause is Cause.INVALID and error.verb == "patch" and self._pace.may_be_stale:
                 # A test of the patch failed: most likely somebody edited the object since it was read.
@@ -137,7 +142,7 @@ class Keeper:
         live = await self._live()
         found = decide(wanted, live)
         if isinstance(found, Refusal):
-            self.settled_at = None
+            self._unsettle()
             self._report.refused(self.title, found)
         elif isinstance(found, Unchanged) or self._is_answer(wanted, live):
             self._is_settled(wanted)
@@ -163,9 +168,17 @@ class Keeper:
             and live.get("spec") == self._answer
         )
 
+    def _unsettle(self) -> None:
+        self.settled_at = None
+        self.settled.clear()
+
+    def _settle_at(self, now: float) -> None:
+        self.settled_at = now
+        self.settled.set()
+
     def _is_settled(self, wanted: Wanted) -> None:
         if self.settled_at is None:
-            self.settled_at = self._clock()
+            self._settle_at(self._clock())
         self._last = wanted
         self._pace.settled()
         self._report.settled(self.title)
@@ -192,7 +205,9 @@ class Keeper:
         for each in self.needs:
             at = each.settled_at
             if at is None:
-                await asyncio.sleep(SETTLE_S)
+                # Nothing is asked meanwhile: what is missing may be missing until a person mends it.
+                if not await _first_of(each.settled, self._dirty, within_s=NEEDS_LOOK_S):
+                    self._report.refused(self.title, _waits(self.title, each.title))
                 return False
             await asyncio.sleep(max(0.0, at + SETTLE_S - self._clock()))
         return True
@@ -203,7 +218,7 @@ class Keeper:
         timeout_s = min(TIMEOUT_S, self._leadership.remaining_s)
         if timeout_s <= 0:
             return
-        self.settled_at = None
+        self._unsettle()
         match change.verb:
             case "create":
                 stored = await self._client.create(self.ref, change.body, timeout_s=timeout_s)
@@ -214,7 +229,7 @@ class Keeper:
         now = self._clock()
         self._version = str(stored.get("metadata", {}).get("resourceVersion", ""))
         self._last, self._answer = wanted, stored.get("spec")
-        self.settled_at = now
+        self._settle_at(now)
         self._pace.written(now)
         since, self._wanted_at = self._wanted_at, None
         self._report.written(wanted, change, took_s=None if since is None else now - since)
@@ -222,19 +237,45 @@ class Keeper:
 
     async def _watch(self) -> None:
         """Look when somebody else writes the object; without the right to, every `LOOK_S` must do."""
+        failures = 0
         while True:
+            wait_s = WATCH_RETRY_S
             try:
                 async for kind, found in self._client.watch(self.ref):
+                    failures = 0
                     version = str(found.get("metadata", {}).get("resourceVersion", ""))
                     if kind != "BOOKMARK" and (version != self._version or kind == "DELETED"):
                         self._dirty.set()
             except KubernetesError as error:
                 if error.cause is Cause.FORBIDDEN:
                     self._report.failed(error, self.title)
-                    await asyncio.sleep(10 * LOOK_S)
+                    wait_s = 10 * LOOK_S
                 elif error.cause is not Cause.GONE:
+                    # A server in trouble is not asked by every object every few seconds.
+                    wait_s = min(LOOK_S, WATCH_RETRY_S * 2 ** min(10, failures))
+                    failures += 1
                     self._dirty.set()
-            await asyncio.sleep(WATCH_RETRY_S * random.uniform(0.5, 1.0))
+                wait_s = max(wait_s, error.retry_after_s or 0.0)
+            await asyncio.sleep(wait_s * random.uniform(0.5, 1.0))
+
+
+async def _first_of(*events: asyncio.Event, within_s: float) -> bool:
+    """Wait until one of them is set; return whether one was."""
+    waits = [asyncio.create_task(each.wait()) for each in events]
+    try:
+        done, _ = await asyncio.wait(waits, timeout=within_s, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for each in waits:
+            each.cancel()
+    return bool(done)
+
+
+def _waits(title: str, on: str) -> Refusal:
+    return Refusal(
+        reason="needs",
+        text=f"{title} is not written: it would send requests where {on} has to be first, and that is not in place. "
+        "What keeps it is told of it; mend that",
+    )
 
 
 def writer_of(live: Document | None) -> str:

@@ -81,7 +81,8 @@ class Owned:
         metadata.pop("managedFields", None)
         metadata |= {"name": self.ref.name, "namespace": self.ref.namespace}
         labels = {MANAGED_BY: OURS, **({MODEL: self.model} if self.model else {})}
-        metadata["labels"] = {**(metadata.get("labels") or {}), **labels}
+        others = {key: each for key, each in (metadata.get("labels") or {}).items() if key != MODEL}
+        metadata["labels"] = {**others, **labels}
         metadata["annotations"] = {**(metadata.get("annotations") or {}), OWNER: self.owner}
         return {
             "apiVersion": f"{self.ref.group}/{self.ref.version}",
@@ -140,10 +141,6 @@ def owned_objects(
     found = []
     for draft in made:
         spec = spec_of(draft)
-        # A static entry must have endpoints: while nobody may take requests it stays as it is, and the weights
-        # of the tiers keep them away.
-        if draft.kind is Kind.SERVICE_ENTRY and not spec.get("endpoints"):
-            continue
         told = None
         if draft.kind is Kind.VIRTUAL_SERVICE:
             told = next(
@@ -183,8 +180,9 @@ def summaries(weights: ModelWeights) -> str:
 
 
 def _contents(spec: Document) -> str:
-    if "endpoints" in spec:
-        return f"{spec['hosts'][0]}: {len(spec['endpoints'])} endpoints"
+    if "hosts" in spec:
+        count = len(spec.get("endpoints") or ())
+        return f"{spec['hosts'][0]}: {count} endpoint{'' if count == 1 else 's'}"
     names = [each["name"] for each in spec.get("subsets") or ()]
     return f"{spec['host']}: {', '.join(names)}" if names else str(spec["host"])
 

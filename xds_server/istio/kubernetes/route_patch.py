@@ -1,7 +1,8 @@
 """Weights in a VirtualService that is somebody else's: the smallest JSON Patch, guarded by tests. Pure.
 
 Nothing but the numbers of one named route is touched. The patch tests the route's name and every
-destination that it weighs, so that an edit between our look and our patch makes it fail, not hit a neighbor.
+destination that it weighs, and that the object is still the version that we looked at: an edit in between (a
+destination more, say) makes it fail, not hit a neighbor, and so does a patch that arrives after the lease is lost.
 """
 
 from __future__ import annotations
@@ -54,6 +55,8 @@ class Patched:
         index, route = self._find(live)
         base = f"/spec/http/{index}"
         tests: list[Document] = [{"op": "test", "path": f"{base}/name", "value": self.route}]
+        if version := (live.get("metadata") or {}).get("resourceVersion"):
+            tests.append({"op": "test", "path": "/metadata/resourceVersion", "value": version})
         writes: list[Document] = []
         wanted = list(told.weights)
         written = route.get("route") or []
