@@ -71,6 +71,7 @@ class Http2Client:
         self.decoder = Decoder()
         self.answers: dict[int, Answer] = {}
         self.pongs: list[bytes] = []
+        self.pings: list[bytes] = []
         self.goaways: list[tuple[int, int, str]] = []
         self.acks = 0
         self.greeting = PREFACE + self.settings(**settings)
@@ -129,8 +130,7 @@ class Http2Client:
                 last, code = struct.unpack(">II", each.payload[:8])
                 self.goaways.append((last, code, each.payload[8:].decode()))
             elif each.kind == Kind.PING:
-                assert each.flags & frames.ACK
-                self.pongs.append(each.payload)
+                (self.pongs if each.flags & frames.ACK else self.pings).append(each.payload)
             elif each.kind == Kind.SETTINGS and each.flags & frames.ACK:
                 self.acks += 1
 

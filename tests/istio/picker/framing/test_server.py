@@ -11,8 +11,10 @@ import grpc
 import pytest
 
 from tests.fakes.envoy import eventually
+from tests.fakes.http2_client import Http2Client
+from xds_server.istio.picker.framing import frames
 from xds_server.istio.picker.framing.calls import Call, CallError, Send
-from xds_server.istio.picker.framing.frames import Status
+from xds_server.istio.picker.framing.frames import PREFACE, Kind, Status
 from xds_server.istio.picker.framing.server import FramedServer
 from xds_server.listening import bound
 
@@ -35,6 +37,10 @@ class Echo:
         self._open.remove(self)
 
 
+class Patient(Echo):
+    ends_with_client = False
+
+
 class Lab:
     def __init__(self) -> None:
         self.calls: set[Echo] = set()
@@ -49,7 +55,8 @@ class Lab:
         self.port = 0
 
     def _serve(self, path: str, send: Send) -> Call | None:
-        return Echo(self.calls) if path == "/lab/Echo" else None
+        make = {"/lab/Echo": Echo, "/lab/Patient": Patient}.get(path)
+        return None if make is None else make(self.calls)
 
 
 @asynccontextmanager
@@ -188,3 +195,72 @@ async def test_who_speaks_something_else_is_told_and_cut_off():
         writer.close()
         await writer.wait_closed()
         assert here.refusals == ["expected HTTP/2 without TLS"]
+
+
+async def test_stopping_does_not_wait_for_calls_that_never_end():
+    async with lab() as (here, channel):
+        watching = channel.stream_stream("/lab/Patient")()
+        await watching.write(b"a")
+        assert await watching.read() == b"a"
+        await asyncio.wait_for(here.server.stop(600), 30)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await watching.read()
+        assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+
+
+async def test_what_a_client_sent_before_it_knew_of_the_stop_is_answered():
+    async with lab() as (here, _):
+        client = Http2Client()
+        reader, writer = await asyncio.open_connection("127.0.0.1", here.port)
+        writer.write(client.greeting + client.head(1, path="/lab/Echo"))
+
+        async def asked() -> bool:
+            return len(here.calls) == 1
+
+        await eventually(asked, what="the call is there")
+        stopping = asyncio.create_task(here.server.stop(600))
+        await asyncio.sleep(0)
+        # On its way while we say that we leave; the client has not even read it.
+        writer.write(client.ask(3, b"a", path="/lab/Echo"))
+        writer.write(client.data(1, frames.message(b"b"), ends=True))
+        raw = b""
+        while (
+            not client.pings or len([each for each in client.answers.values() if each.is_over]) < 2
+        ):
+            raw += await asyncio.wait_for(reader.read(65_536), 30)
+            client, told = Http2Client(), whole_frames(raw)
+            client.read(told)
+        assert client.status(1) == client.status(3) == Status.OK
+        assert not stopping.done()
+        writer.write(frames.frame(Kind.PING, frames.ACK, 0, client.pings[0]))
+        await asyncio.wait_for(stopping, 30)
+        rest = await asyncio.wait_for(reader.read(), 30)
+        client.read(whole_frames(raw + rest)[len(whole_frames(raw)) :])
+        assert [each[0] for each in client.goaways] == [2**31 - 1, 3]
+        writer.close()
+        await writer.wait_closed()
+
+
+def whole_frames(raw: bytes) -> bytes:
+    at = 0
+    while len(raw) - at >= 9 and len(raw) - at >= (
+        size := 9 + int.from_bytes(raw[at : at + 3], "big")
+    ):
+        at += size
+    return raw[:at]
+
+
+@pytest.mark.parametrize(
+    "said", [b"", PREFACE[:10], PREFACE], ids=["nothing", "half", "no settings"]
+)
+async def test_who_does_not_say_what_it_speaks_is_cut_off(monkeypatch, said):
+    monkeypatch.setattr("xds_server.istio.picker.framing.server.GREETING_S", 0.2)
+    async with lab() as (here, channel):
+        assert await channel.unary_unary("/lab/Echo")(b"a") == b"a"
+        reader, writer = await asyncio.open_connection("127.0.0.1", here.port)
+        writer.write(said)
+        await asyncio.wait_for(reader.read(), 30)
+        assert here.refusals == ["said nothing of HTTP/2 for 0.2 s"]
+        assert await channel.unary_unary("/lab/Echo")(b"a") == b"a"  # who said it stays
+        writer.close()
+        await writer.wait_closed()

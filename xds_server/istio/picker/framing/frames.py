@@ -85,6 +85,20 @@ def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
     return struct.pack(">BHBBI", size >> 16, size & 0xFFFF, kind, flags, stream) + payload
 
 
+def check_setting(key: int, value: int) -> None:
+    """Judge a setting of the client.
+
+    Raises:
+        Http2Error: It must not have this value (RFC 9113, 6.5.2).
+    """
+    if key == Setting.ENABLE_PUSH and value > 1:
+        raise Http2Error(Error.PROTOCOL_ERROR, "ENABLE_PUSH is 0 or 1")
+    if key == Setting.INITIAL_WINDOW_SIZE and value > MAX_WINDOW:
+        raise Http2Error(Error.FLOW_CONTROL_ERROR, "a window that is too large")
+    if key == Setting.MAX_FRAME_SIZE and not MAX_FRAME_BYTES <= value < 1 << 24:
+        raise Http2Error(Error.PROTOCOL_ERROR, "MAX_FRAME_SIZE is 16,384 to 16,777,215")
+
+
 def settings(values: dict[Setting, int]) -> bytes:
     """Return the frame of our settings."""
     return frame(
@@ -165,6 +179,9 @@ def _text(raw: bytes) -> bytes:
 
 
 _STATUS_200 = b"\x88"
+METHOD_NOT_ALLOWED = b"\x08" + _text(b"405") + literal("allow", "POST")
+UNSUPPORTED_MEDIA_TYPE = b"\x08" + _text(b"415")
+"""Of entry 8 of the static table the name, `:status`."""
 RESPONSE_HEADERS = _STATUS_200 + literal("content-type", "application/grpc")
 
 

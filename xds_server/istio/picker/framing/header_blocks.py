@@ -6,6 +6,7 @@ from hpack import Decoder, HPACKError
 from hpack.table import HeaderTable
 
 from xds_server.istio.picker.framing.frames import Error, Http2Error
+from xds_server.istio.picker.framing.heads import Head, head
 
 _MOST_KEPT = 64
 
@@ -16,10 +17,10 @@ class HeaderBlocks:
     def __init__(self, max_bytes: int) -> None:
         """Read blocks that are at most `max_bytes` long when they are unpacked."""
         self._decoder = Decoder(max_header_list_size=max_bytes)
-        self._read: dict[bytes, dict[str, str]] = {}
+        self._read: dict[bytes, Head] = {}
         """What was read, for as long as the table that it refers to stays as it is."""
 
-    def read(self, block: bytes) -> dict[str, str]:
+    def read(self, block: bytes) -> Head:
         """Return the fields of a block.
 
         Raises:
@@ -31,14 +32,20 @@ class HeaderBlocks:
         table = self._decoder.header_table
         before, size = _newest(table), table.maxsize
         try:
-            fields = {str(each[0]): str(each[1]) for each in self._decoder.decode(block)}
-        except (HPACKError, UnicodeDecodeError) as error:
+            # Any byte is a character of Latin-1: one odd value must not cost a gateway its connection.
+            raw = self._decoder.decode(block, raw=True)
+        except HPACKError as error:
             raise Http2Error(Error.COMPRESSION_ERROR, f"headers: {error}") from None
+        read = head([(_text(each[0]), _text(each[1])) for each in raw])
         if _newest(table) is not before or table.maxsize != size:
             self._read.clear()  # Every entry has another number now.
         elif len(self._read) < _MOST_KEPT:
-            self._read[block] = fields
-        return fields
+            self._read[block] = read
+        return read
+
+
+def _text(raw: bytes | str) -> str:
+    return raw if isinstance(raw, str) else raw.decode("latin-1")
 
 
 def _newest(table: HeaderTable) -> object:

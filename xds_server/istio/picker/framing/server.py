@@ -9,9 +9,14 @@ from collections.abc import Callable
 from xds_server.istio.picker.framing.calls import Call, Send, Serve
 from xds_server.istio.picker.framing.connection import Connection
 from xds_server.istio.picker.framing.frames import Http2Error
+from xds_server.istio.picker.framing.kept import Kept
 
 _KEEPALIVE = ((socket.TCP_KEEPIDLE, 30), (socket.TCP_KEEPINTVL, 10), (socket.TCP_KEEPCNT, 3))
 """Seconds, seconds, times: a client that vanished without a word is noticed after a minute."""
+_USER_TIMEOUT_MS = 60_000
+"""... and one that acknowledges nothing of what it is sent, or takes nothing of it, too."""
+GREETING_S = 10.0
+"""How long a client may take to say that it speaks HTTP/2."""
 STEP_S = 0.02
 
 
@@ -20,9 +25,14 @@ class _Client(asyncio.Protocol):
 
     def __init__(self, server: FramedServer) -> None:
         self._server = server
+        self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
+        self._greeting: asyncio.TimerHandle | None = None
         self.connection = Connection(
-            self._serve, max_message_bytes=server.max_message_bytes, failed=server.failed
+            self._serve,
+            max_message_bytes=server.max_message_bytes,
+            failed=server.failed,
+            kept=server.kept,
         )
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -32,12 +42,14 @@ class _Client(asyncio.Protocol):
         taken.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for option, value in _KEEPALIVE:
             taken.setsockopt(socket.IPPROTO_TCP, option, value)
+        taken.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _USER_TIMEOUT_MS)
+        self._greeting = self._loop.call_later(GREETING_S, self._hear_greeting)
         self._server.clients.add(self)
         self.flush()
 
     def data_received(self, data: bytes) -> None:
         try:
-            self.connection.receive(data)
+            self.connection.receive(data, self._loop.time())
         except Http2Error as error:
             self._server.refused(self.peer, str(error))
             self.flush()
@@ -50,7 +62,14 @@ class _Client(asyncio.Protocol):
         del exc
         self._server.clients.discard(self)
         self._transport = None
+        if self._greeting is not None:
+            self._greeting.cancel()
         self.connection.close()
+
+    def _hear_greeting(self) -> None:
+        if not self.connection.is_greeted:
+            self._server.refused(self.peer, f"said nothing of HTTP/2 for {GREETING_S:g} s")
+            self.close()
 
     def pause_writing(self) -> None:
         """Take nothing in while the client does not read: its streams would pile up here."""
@@ -109,6 +128,7 @@ class FramedServer:
         self.max_message_bytes = max_message_bytes
         self.refused = refused
         self.failed = failed
+        self.kept = Kept()
         self.clients: set[_Client] = set()
         self._server: asyncio.Server | None = None
 
@@ -128,7 +148,7 @@ class FramedServer:
             client.flush()
         loop = asyncio.get_running_loop()
         end = loop.time() + grace_s
-        while any(each.connection.streams for each in self.clients) and loop.time() < end:
+        while any(each.connection.waits_for for each in self.clients) and loop.time() < end:
             await asyncio.sleep(STEP_S)
         for client in list(self.clients):
             client.close()
