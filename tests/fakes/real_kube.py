@@ -98,7 +98,9 @@ def plural_of(kind: str) -> str:
 
 
 @asynccontextmanager
-async def real_kube(directory: Path, *, crds: Sequence[Path] = (CRDS,)) -> AsyncIterator[RealKube]:
+async def real_kube(
+    directory: Path, *, crds: Sequence[Path] = (CRDS,), options: Sequence[str] = ()
+) -> AsyncIterator[RealKube]:
     """Run etcd and the server for as long as the block lasts, with Istio's kinds and two namespaces.
 
     Args:
