@@ -19,7 +19,8 @@ from sidecar_agent.gpu.nvml import WrongBindingsError
 from sidecar_agent.gpu.worker import GpuWorker
 from sidecar_agent.run import gpu_worker
 from sidecar_agent.run import run as run_agent
-from sidecar_agent.settings import Flags, Settings, SettingsError, load
+from sidecar_agent.settings import Settings
+from sidecar_agent.sources import Flags, SettingsError, load
 
 EXIT_SETTINGS = 2
 

@@ -10,7 +10,8 @@ import yaml
 
 from sidecar_agent import cli, drain
 from sidecar_agent.engine.adapters import ADAPTERS
-from sidecar_agent.settings import ENVIRONMENT, InstanceSettings, Settings
+from sidecar_agent.settings import InstanceSettings, Settings
+from sidecar_agent.sources import ENVIRONMENT
 
 TEXT = (Path(__file__).resolve().parents[2] / "docs" / "agent.md").read_text()
 EXAMPLE = yaml.safe_load(re.search(r"```yaml\n(.*?)```", TEXT, re.DOTALL)[1])

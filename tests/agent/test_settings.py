@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sidecar_agent.settings import Flags, SettingsError, load
+from sidecar_agent.sources import Flags, SettingsError, load
 
 GOOD = """
 node: host-1
@@ -92,6 +92,18 @@ def test_the_token_is_never_shown(write):
     assert "from-file" not in repr(settings)
 
 
+def test_what_is_written_once_may_be_merged_in_elsewhere(write):
+    path = write(
+        """
+instances:
+  - &first {name: a, url: "http://h:1", engine: vllm}
+  - {<<: *first, name: b, url: "http://h:2"}
+"""
+    )
+    instances = load(Flags(config=path), {}).instances
+    assert [(one.name, one.engine) for one in instances] == [("a", "vllm"), ("b", "vllm")]
+
+
 def test_all_problems_are_told_at_once_with_path_value_and_expectation(write):
     path = write(
         """
@@ -132,6 +144,12 @@ instances:
     [
         ("instances: [", "not YAML"),
         ("- 1", "found list, expected a mapping"),
+        ("admin: 127.0.0.1:1\nadmin: 127.0.0.1:2", "key 'admin' twice in a mapping, expected once"),
+        ("[" * 5000 + "]" * 5000, "not YAML: nested too deeply"),
+        (
+            "instances: [{name: a, url: 'http://h:1', name: b}]",
+            "key 'name' twice in a mapping, expected once",
+        ),
         ("instances: []", "instances: found none, expected at least one"),
         ("", "instances: found none"),
         ("instances: 3", "instances: found 3"),

@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from tests.config.test_load import MINIMAL, problems_of
-from xds_server.config.load import MAX_BYTES, load_file
+from xds_server.config.load import MAX_BYTES, load_file, load_text
 from xds_server.config.problems import ConfigError
 
 
@@ -55,3 +55,29 @@ def test_a_file_that_cannot_be_read_is_one_clear_problem(tmp_path):
         file.truncate(MAX_BYTES + 1)
     with pytest.raises(ConfigError, match=f"at most {MAX_BYTES} bytes"):
         load_file(huge)
+
+
+def test_what_is_written_once_may_be_merged_in_elsewhere_and_overridden():
+    text = """
+models:
+  - name: chat
+    tiers:
+      - name: primary
+        limit: &limit {requests_per_second: 10, tokens_per_second: 1000}
+        instances: [{name: a, address: "10.0.0.1:80"}]
+      - name: fallback
+        limit: &less {<<: *limit, requests_per_second: 5}
+        instances: [{name: b, address: "10.0.0.2:80"}]
+      - name: last
+        limit: {<<: *less, tokens_per_second: 10}
+        instances: [{name: c, address: "10.0.0.3:80"}]
+      - {name: static, answer: {json: {choices: []}}}
+"""
+    limits = [tier.limit for tier in load_text(text).topology.models[0].tiers[:3]]
+    assert [(each.requests_per_second, each.tokens_per_second) for each in limits] == [
+        (10, 1000),
+        (5, 1000),
+        (5, 10),
+    ]
+    (problem,) = problems_of(text.replace("{<<: *less, t", "{<<: *less, tokens_per_second: 1, t"))
+    assert "tokens_per_second: each key once in a mapping" in problem

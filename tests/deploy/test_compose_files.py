@@ -16,8 +16,8 @@ from demo import compose as demo_compose
 from demo.engine import parse_arguments
 from demo.gpu_memory import uuid_of
 from demo.play import PARTS, RELOAD_S
-from sidecar_agent.settings import Flags
-from sidecar_agent.settings import load as load_agent
+from sidecar_agent.sources import Flags
+from sidecar_agent.sources import load as load_agent
 from xds_server.config.load import load_text
 from xds_server.config.settings import SETTINGS
 

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from sidecar_agent.settings import ENVIRONMENT, Flags
-from sidecar_agent.settings import load as load_agent
+from sidecar_agent.sources import ENVIRONMENT, Flags
+from sidecar_agent.sources import load as load_agent
 from tests.fakes.envoy import validate
 from xds_server.config.load import load_file
 from xds_server.config.settings import SETTINGS

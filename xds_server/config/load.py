@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -143,6 +143,9 @@ def _read_yaml(text: str) -> tuple[Any, list[Problem]]:
         loader.dispose()
 
 
+_MERGE = "tag:yaml.org,2002:merge"
+
+
 class _Loader(yaml.SafeLoader):
     """A safe loader that reports keys written twice, where YAML would silently take the last."""
 
@@ -150,17 +153,19 @@ class _Loader(yaml.SafeLoader):
         super().__init__(text)
         self.duplicates: list[Problem] = []
 
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
-        seen: set[Hashable] = set()
-        for key_node, _ in node.value:
-            key = self.construct_object(key_node, deep=True)
-            if isinstance(key, Hashable) and key in seen and key != "<<":
-                mark = key_node.start_mark
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        # As it is written: later on the mappings that `<<` names are merged into it.
+        node = super().compose_mapping_node(anchor)
+        seen: set[tuple[str, str]] = set()
+        for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode) or key.tag == _MERGE:
+                continue
+            if (key.tag, key.value) in seen:
+                mark = key.start_mark
                 where = f"line {mark.line + 1}, column {mark.column + 1}"
-                self.duplicates.append(Problem(where, str(key), "each key once in a mapping"))
-            if isinstance(key, Hashable):
-                seen.add(key)
-        return super().construct_mapping(node, deep)
+                self.duplicates.append(Problem(where, key.value, "each key once in a mapping"))
+            seen.add((key.tag, key.value))
+        return node
 
 
 def problems_of(error: ValidationError) -> Iterator[Problem]:
