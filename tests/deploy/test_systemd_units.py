@@ -85,6 +85,9 @@ def test_a_restart_is_tried_where_it_can_help(name):
     hopeless = {int(each) for each in service["RestartPreventExitStatus"][0].split()}
     assert hopeless == {xds_server.cli.BAD_CONFIG} == {sidecar_agent.cli.EXIT_SETTINGS}
     assert sidecar_agent.run.EXIT_RESTART not in hopeless
+    # And is tried for as long as it takes, at a pace that a host does not feel.
+    assert sections(UNITS[name])["Unit"]["StartLimitIntervalSec"] == ["0"]
+    assert int(service["RestartSec"][0]) >= 2
 
 
 def test_the_server_finds_its_state_directory_where_systemd_makes_it():
