@@ -70,6 +70,17 @@ PRIMARY = "models.0.tiers.primary"
          "istio.models[0].tiers.primary.labels", "the labels of the subset"),
         ("models.0.tiers.static.endpoints", "instances",
          "istio.models[0].tiers.static.endpoints", "mesh: a static tier has no instances"),
+        (f"{PRIMARY}", {"host": "a.ai", "subset": "v", "labels": {"v": "a b"}},
+         "istio.models[0].tiers.primary.labels.v", "a label's value"),
+        (f"{PRIMARY}", {"host": "a.ai", "subset": "v", "labels": {"v": "a\n"}},
+         "istio.models[0].tiers.primary.labels.v", "a label's value"),
+        (f"{PRIMARY}", {"host": "a.ai", "subset": "v", "labels": {"v": "x" * 64}},
+         "istio.models[0].tiers.primary.labels.v", "at most 63"),
+        (f"{PRIMARY}", {"host": "a.ai", "subset": "v", "labels": {"größe": "8b"}},
+         "istio.models[0].tiers.primary.labels.größe", "a label's name"),
+        (PRIMARY, {"host": ".".join(["a" * 60] * 4) + ".aa", "subset": "v", "labels": {"v": "1"}},
+         "istio.models[0].tiers.primary.host", "at most 245 characters"),
+        ("probe", {"istiod": "i:15010", "labels": {"-": "1"}}, "istio.probe.labels.-", "a label's name"),
         ("config_source.key_file", "k.pem", "istio.config_source.certificate_file", "required"),
         ("config_source.changes_per_second", 5, "istio.config_source.changes_per_second", "at most 4"),
         ("config_source.client_ca", "ca.pem", "istio.config_source.client_ca", "no such key"),
@@ -127,6 +138,30 @@ def test_tiers_that_share_a_host_agree_about_it(fallback, where, expected):
     )
     tiers["fallback"] = fallback
     assert expected in problems(raw)[f"istio.models[0].tiers.fallback.{where}"]
+
+
+@pytest.mark.parametrize("first", ["primary", "fallback"])
+def test_a_subset_without_labels_is_none_of_a_rule_that_is_ours(first):
+    raw = document()
+    tiers = raw["istio"]["models"][0]["tiers"]
+    other = "fallback" if first == "primary" else "primary"
+    tiers[first] = {"host": "one.ai.svc", "subset": "a", "labels": {"v": "1"}}
+    tiers[other] = {"host": "one.ai.svc", "subset": "b"}
+    found = problems(raw)[f"istio.models[0].tiers.{other}.labels"]
+    assert "the labels of subset b: the DestinationRule of one.ai.svc is ours" in found
+    assert f"istio.models[0].tiers.{first}" in found
+
+
+@pytest.mark.parametrize(
+    ("host", "is_doubted"),
+    [("vllm.ai.svc.cluster.local", False), ("vllm.web.svc", True), ("vllm.example.com", False)],
+)
+def test_a_rule_in_another_namespace_than_its_host_is_doubted(host, is_doubted):
+    tier = {"host": host, "subset": "v", "labels": {"v": "1"}}
+    found = doubts(changed(PRIMARY, tier)).get("istio.models[0].tiers.primary.labels", "")
+    assert ("clients in namespace ai only" in found) == is_doubted
+    tier |= {"port": 8000, "endpoints": "instances"}
+    assert "istio.models[0].tiers.primary.labels" not in doubts(changed(PRIMARY, tier))
 
 
 def test_a_subset_of_somebody_elses_is_doubted_with_its_host():

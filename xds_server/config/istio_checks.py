@@ -11,6 +11,17 @@ from xds_server.config.addresses import parse_address
 from xds_server.config.problems import MISSING, Problem, join
 
 OBJECT_PREFIX = "gpu-xds-"
+OBJECT_MOST = 253
+"""RFC 1123: characters of the name of an object."""
+LABEL_NAME_PATTERN = (
+    r"([a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?"
+)
+LABEL_VALUE_PATTERN = r"([A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?)?"
+"""What Kubernetes takes as the name and the value of a label; to be matched in full."""
+ROOT_NAMESPACE = "istio-system"
+"""Of a mesh that names no other: rules in it are everybody's."""
+_SERVICE = re.compile(r"[^.]+\.([^.]+)\.svc(\..+)?")
+"""Host of a Service of Kubernetes, with its namespace."""
 
 
 def object_name(model: str) -> str:
@@ -44,6 +55,8 @@ def check_istio(raw: dict[str, Any]) -> Iterator[Problem]:
             yield from _check_tiers(join(path, "tiers"), model.get("tiers"), known[name])
         for where, tier in _mapped(path, model):
             yield from hosts.check(where, tier)
+            yield from check_labels(where, tier)
+    yield from hosts.check_subsets()
     yield from _check_source(raw)
     yield from _check_picker(raw, known)
     yield from _check_probe(raw)
@@ -69,6 +82,19 @@ def doubts(raw: dict[str, Any]) -> Iterator[Problem]:
                     "or give its labels, and we make one"
                 )
                 yield Problem.of(join(where, "subset"), tier["subset"], expected)
+            place = _SERVICE.fullmatch(tier["host"])
+            if (
+                tier.get("labels")
+                and tier.get("endpoints", "mesh") == "mesh"
+                and place is not None
+                and model["namespace"] not in (place[1], ROOT_NAMESPACE)
+            ):
+                expected = (
+                    f"clients in namespace {model['namespace']} only: ours is the DestinationRule of no other "
+                    f"namespace's clients (503 there), gateways included, for the host is in namespace {place[1]}. "
+                    "Make one there, or let istio.models[].namespace be that one"
+                )
+                yield Problem.of(join(where, "labels"), tier["labels"], expected)
     if _section(_section(raw, "istio"), "endpoint_picker").get("conformance"):
         expected = "false where clients are real: any of them could choose its endpoint"
         yield Problem.of("istio.endpoint_picker.conformance", True, expected)
@@ -142,6 +168,10 @@ class _Hosts:
         self._endpoints: dict[str, tuple[str, str]] = {}
         self._labels: dict[tuple[str, str], tuple[dict[str, Any], str]] = {}
         self._whole: dict[str, str] = {}
+        self._ours: dict[str, str] = {}
+        """Hosts that we make a DestinationRule for, and where that is written."""
+        self._bare: list[tuple[str, str, str]] = []
+        """Host, subset and place of tiers that leave a subset's labels to somebody else's."""
 
     def check(self, where: str, tier: dict[str, Any]) -> Iterator[Problem]:
         """Yield what is wrong with a tier's place, alone and next to those before."""
@@ -158,6 +188,16 @@ class _Hosts:
                 yield Problem.of(join(where, "labels"), MISSING, expected)
         if not isinstance(host, str):
             return
+        if labels or endpoints == "instances":
+            self._ours.setdefault(host, where)
+            if len(OBJECT_PREFIX + host) > OBJECT_MOST:
+                expected = (
+                    f"at most {OBJECT_MOST - len(OBJECT_PREFIX)} characters, because an object that we make for it is "
+                    f"named {OBJECT_PREFIX} and the host"
+                )
+                yield Problem.of(join(where, "host"), host, expected)
+        elif subset:
+            self._bare.append((host, str(subset), where))
         said, first = self._endpoints.setdefault(host, (endpoints, where))
         if said != endpoints:
             expected = f"{said}, as for the same host (see {first})"
@@ -172,6 +212,32 @@ class _Hosts:
             if other != labels:
                 expected = f"the same labels as the same subset (see {first})"
                 yield Problem.of(join(where, "labels"), labels, expected)
+
+    def check_subsets(self) -> Iterator[Problem]:
+        """Yield subsets that the DestinationRule that we make for their host would not have."""
+        for host, subset, where in self._bare:
+            if host in self._ours:
+                expected = (
+                    f"the labels of subset {subset}: the DestinationRule of {host} is ours (see {self._ours[host]}), "
+                    "and has the subsets with labels only"
+                )
+                yield Problem.of(join(where, "labels"), MISSING, expected)
+
+
+def check_labels(where: str, written: dict[str, Any]) -> Iterator[Problem]:
+    """Yield the labels of a section that Kubernetes would not take."""
+    labels = written.get("labels")
+    for name, value in (labels if isinstance(labels, dict) else {}).items():
+        path = join(join(where, "labels"), str(name))
+        if not isinstance(name, str) or not re.fullmatch(LABEL_NAME_PATTERN, name):
+            expected = (
+                "a label's name: at most 63 letters, digits, '.', '_' or '-', none of these at an end, "
+                "perhaps after a domain and /"
+            )
+            yield Problem.of(path, str(name), expected)
+        if isinstance(value, str) and not re.fullmatch(LABEL_VALUE_PATTERN, value):
+            expected = "a label's value: at most 63 letters, digits, '.', '_' or '-', none of these at an end"
+            yield Problem.of(path, value, expected)
 
 
 def _check_source(raw: dict[str, Any]) -> Iterator[Problem]:
@@ -197,6 +263,7 @@ def _check_probe(raw: dict[str, Any]) -> Iterator[Problem]:
     if not isinstance(istio.get("probe"), dict):
         return
     probe, path = istio["probe"], "istio.probe"
+    yield from check_labels(path, probe)
     for one, other in (
         ("certificate_file", "key_file"),
         ("key_file", "certificate_file"),

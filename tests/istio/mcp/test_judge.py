@@ -6,7 +6,7 @@ import pytest
 
 from tests.istio.mcp.objects import destination_rule, draft, service_entry, virtual_service
 from xds_server.istio.mcp.catalog import Draft, title
-from xds_server.istio.mcp.judge import BODY_MOST_BYTES, judge
+from xds_server.istio.mcp.judge import BODY_MOST_BYTES, judge, stranded
 from xds_server.istio.mcp.kinds import Kind
 
 
@@ -135,3 +135,22 @@ def test_two_hosts_of_our_own_clash_too(make):
 def test_a_name_is_one_objects():
     twice = [virtual_service(), virtual_service(host="other.ai.svc")]
     assert ["its name is another object's" in each.text for each in judge(twice)] == [True]
+
+
+@pytest.mark.parametrize(
+    ("route", "missing", "said"),
+    [
+        (virtual_service(), service_entry("x"), "requests to a.ai.svc, and ServiceEntry ai/entry-a.ai.svc"),
+        (virtual_service(100), service_entry("x"), "requests to a.ai.svc"),
+        (virtual_service(0), service_entry("x"), None),
+        (virtual_service(), service_entry("x", host="c.ai.svc"), None),
+        (virtual_service(subset="v1"), destination_rule("v1"), "DestinationRule ai/rule-a.ai.svc is held back"),
+        (virtual_service(), destination_rule("v1"), None),
+    ],
+    ids=["entry", "all-of-it", "weight-0", "other-host", "subset", "rule-without-subset"],
+)  # fmt: skip
+def test_routes_to_a_host_that_istiod_is_not_told_of_are_held_back(route, missing, said):
+    assert stranded([missing, route], set()) == [], "the last good one is there"
+    found = stranded([missing, route], {missing.key})
+    assert [each.key for each in found] == ([] if said is None else [route.key])
+    assert said is None or said in found[0].text

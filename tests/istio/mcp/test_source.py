@@ -189,6 +189,36 @@ async def test_an_object_that_istiod_would_refuse_stays_as_it_was_and_is_named(m
         assert rig.named("mesh_object_mended") == ["VirtualService ai/gpu-xds-chat is good again."]
 
 
+async def test_no_route_goes_to_a_host_that_is_held_back_and_was_never_there(monkeypatch):
+    original = module.judge
+
+    def judge(made, good):
+        bad = [each.key for each in made if each.key[0] == SE]
+        return [*original(made, good), *[Refusal(key, "no IP address") for key in bad]]
+
+    config = config_of(tiers={"primary": OURS})
+    with monkeypatch.context() as patch, capture_logs():
+        patch.setattr(module, "judge", judge)
+        async with running_rig(config) as rig, started_istiod(rig.target) as istiod:
+            assert istiod.kinds(VS) == {}, "all of its requests would be 503"
+            entry = f"ServiceEntry ai/gpu-xds-{PRIMARY}"
+            first, second = rig.named("mesh_object_refused")
+            assert first == f"{entry}: no IP address. It is not published."
+            assert second == (
+                f"VirtualService ai/gpu-xds-chat: it sends requests to {PRIMARY}, and {entry} is held back: mend "
+                "that. It is not published."
+            )
+            rig.force("fallback")
+            await until(lambda: istiod.weights(HOST) == {FALLBACK: 100}, "routes elsewhere")
+            rig.force("primary")
+            await until(lambda: len(rig.named("mesh_object_refused")) == 3, "the route again")
+            assert istiod.weights(HOST) == {FALLBACK: 100}
+            patch.undo()
+            rig.loop.force()
+            rig.drain("a100-0")
+            await until(lambda: istiod.weights(HOST) == {PRIMARY: 100}, "a good entry")
+
+
 async def test_nothing_is_dropped_when_the_objects_cannot_be_made_for_once(monkeypatch):
     monkeypatch.setattr(module, "RETRY_S", 0.1)
     async with running_rig() as rig, started_istiod(rig.target) as istiod:

@@ -10,10 +10,15 @@ from __future__ import annotations
 import functools
 import ipaddress
 import re
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from xds_server.config.istio_checks import (
+    LABEL_NAME_PATTERN,
+    LABEL_VALUE_PATTERN,
+    OBJECT_MOST,
+)
 from xds_server.config.istio_schema import HOST_PATTERN, LABEL_PATTERN, OBJECT_PATTERN
 from xds_server.istio.mcp.catalog import Draft, Key
 from xds_server.istio.mcp.kinds import Kind
@@ -21,8 +26,6 @@ from xds_server.istio.weights import TOTAL
 
 BODY_MOST_BYTES = 1_000_000
 """Istio refuses the body of a direct response that is larger than 1 MB."""
-LABEL_VALUE_PATTERN = r"^([A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?)?$"
-LABEL_NAME_PATTERN = r"^([a-z0-9.-]{1,253}/)?[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?$"
 WEIGHT_MOST = 2**32 - 1
 
 
@@ -50,10 +53,11 @@ def judge(drafts: Iterable[Draft], good: Collection[Key] = ()) -> list[Refusal]:
 
 
 def _faults(draft: Draft) -> Iterator[str]:
-    if not re.match(LABEL_PATTERN, draft.namespace):
+    if not re.fullmatch(LABEL_PATTERN, draft.namespace):
         yield f"namespace {draft.namespace!r}: expected a DNS label; mend istio.models[].namespace"
-    if len(draft.name) > 253 or not re.match(OBJECT_PATTERN, draft.name):
-        yield f"name {draft.name!r}: expected a DNS subdomain; mend istio.models[].name"
+    if len(draft.name) > OBJECT_MOST or not re.fullmatch(OBJECT_PATTERN, draft.name):
+        mend = "istio.models[].name" if draft.kind is Kind.VIRTUAL_SERVICE else "the tier's host"
+        yield f"name {draft.name!r}: expected a DNS subdomain; mend {mend}"
     match draft.kind:
         case Kind.VIRTUAL_SERVICE:
             yield from _virtual_service(draft.message)
@@ -113,7 +117,7 @@ def _destination_rule(message: Any) -> Iterator[str]:
     for name in {each for each in names if names.count(each) > 1}:
         yield f"subset {name!r} is there twice: the labels of one name must be the same"
     for subset in message.subsets:
-        if not re.match(LABEL_PATTERN, subset.name):
+        if not re.fullmatch(LABEL_PATTERN, subset.name):
             yield f"subset {subset.name!r}: expected a DNS label"
         if not subset.labels:
             yield f"subset {subset.name!r} has no labels: it would be all of the host"
@@ -163,13 +167,13 @@ def _is_ip(address: str) -> bool:
 
 def _hosts(hosts: Iterable[str]) -> Iterator[str]:
     for host in hosts:
-        if len(host) > 253 or not re.match(HOST_PATTERN, host):
+        if len(host) > OBJECT_MOST or not re.fullmatch(HOST_PATTERN, host):
             yield f"host {host!r}: expected a full host name, like llm.ai.svc.cluster.local"
 
 
 @functools.lru_cache(maxsize=4096)
 def _is_label(name: str, value: str) -> bool:
-    return bool(re.match(LABEL_NAME_PATTERN, name) and re.match(LABEL_VALUE_PATTERN, value))
+    return bool(re.fullmatch(LABEL_NAME_PATTERN, name) and re.fullmatch(LABEL_VALUE_PATTERN, value))
 
 
 def _bad_label(where: str, name: str, value: str) -> str:
@@ -228,3 +232,33 @@ def _lost_subsets(drafts: list[Draft]) -> Iterator[Refusal]:
                     f"subset {subset} of {host}: the DestinationRule that we make for this host has "
                     f"{sorted(known[host])}; give the tier's labels",
                 )
+
+
+def stranded(drafts: Iterable[Draft], missing: Collection[Key]) -> list[Refusal]:
+    """Return the VirtualServices that would send requests to a host or subset that istiod is not told of.
+
+    Args:
+        drafts: All objects.
+        missing: Those that are held back and have no last good version either.
+    """
+    listed = list(drafts)
+    without: dict[str, Draft] = {}
+    for each in listed:
+        if each.key in missing and each.kind is not Kind.VIRTUAL_SERVICE:
+            _, host = next(iter(_places(each)))
+            without.setdefault(host, each)
+    return [
+        refusal
+        for each in listed
+        if without and each.kind is Kind.VIRTUAL_SERVICE
+        for refusal in _stranded(each, without)
+    ]
+
+
+def _stranded(draft: Draft, without: Mapping[str, Draft]) -> Iterator[Refusal]:
+    for part in (part for route in draft.message.http for part in route.route if part.weight):
+        lost = without.get(part.destination.host)
+        if lost is None or (lost.kind is Kind.DESTINATION_RULE and not part.destination.subset):
+            continue
+        text = f"it sends requests to {part.destination.host}, and {lost.title} is held back: mend that"
+        yield Refusal(draft.key, text)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,7 +26,7 @@ from xds_server.istio.mcp.catalog import (
     next_step,
     title,
 )
-from xds_server.istio.mcp.judge import judge
+from xds_server.istio.mcp.judge import judge, stranded
 from xds_server.istio.mcp.kinds import Kind
 from xds_server.istio.mcp.server import McpServer
 from xds_server.istio.mcp.story import Story
@@ -189,21 +189,24 @@ class ConfigSource:
         refused: dict[Key, str] = {}
         for each in judge(made, good):
             refused.setdefault(each.key, each.text)
-        self._say_refused(refused)
+        for each in stranded(made, refused.keys() - last.keys()):
+            refused.setdefault(each.key, each.text)
+        self._say_refused(refused, last)
         for key in refused:
             del objects[key]
             if key in last:
                 objects[key] = last[key]
         return Catalog.of(objects.values())
 
-    def _say_refused(self, refused: dict[Key, str]) -> None:
+    def _say_refused(self, refused: dict[Key, str], last: Collection[Key]) -> None:
         before, self._refused = self._refused, refused
         for key, text in refused.items():
             if before.get(key) != text:
                 self._around.tally.add("fleet_istio_objects_refused_total", key[0])
                 self._log.error(logs.MESH_OBJECT_REFUSED, object=title(key), reason=text)
+                kept = "The last good one is kept" if key in last else "It is not published"
                 self._around.history.mesh(
-                    logs.MESH_OBJECT_REFUSED, f"{title(key)}: {text}. The last good one is kept."
+                    logs.MESH_OBJECT_REFUSED, f"{title(key)}: {text}. {kept}."
                 )
         for key in before.keys() - refused.keys():
             self._log.info(logs.MESH_OBJECT_MENDED, object=title(key))
