@@ -237,6 +237,12 @@ async def test_proxies_list_the_models(tmp_path):
         missing = await lab.ask(method="GET", path="/v1/models/gpt-5")
         assert missing.status == 404
         assert missing.document["error"]["code"] == "model_not_found"
+        for path, status in (("", 200), ("/gpt-large", 200), ("/gpt-5", 404)):
+            shown = await lab.ask(method="GET", path=f"/v1/models{path}")
+            head = await lab.ask(method="HEAD", path=f"/v1/models{path}")
+            assert (head.status, head.text) == (status, "")
+            for name in ("content-type", "content-length"):
+                assert head.headers[name] == shown.headers[name], path
         queried = await lab.ask(method="GET", path="/v1/models?limit=1")
         assert queried.document == listed.document
         code = await lab.ask(method="GET", path="/code/v1/models")

@@ -65,7 +65,7 @@ def test_no_more_headers_are_logged_than_are_read():
 def test_the_switch_leaves_nothing_of_it(capability):
     page, body = listener(capability, access_log=False)
     assert b"accesslog" not in body
-    assert b"access_loggers" not in body
+    assert b"GrpcAccessLog" not in body
     assert "upstream_log" not in json.dumps(page)
 
 

@@ -192,14 +192,16 @@ def test_the_list_has_every_name_once_and_each_has_a_page():
     assert missing.status == 404
 
 
-def test_the_list_comes_before_the_models_and_answers_get_alone():
+def test_the_list_comes_before_the_models_and_no_completion_waits_for_an_expression():
     (host,) = table(a_model("c", prefix="/"), lists_models=True).virtual_hosts
     names = [route.name for route in host.routes]
     assert names.index(MODELS_ROUTE) < names.index("c")
     for route in host.routes:
         if route.name == MODELS_ROUTE:
-            (condition,) = route.match.headers
-            assert (condition.name, condition.string_match.exact) == (":method", "GET")
+            first, looks = route.match.headers
+            assert (first.name, first.string_match.exact) == (":method", "POST")
+            assert first.invert_match
+            assert (looks.name, looks.string_match.safe_regex.regex) == (":method", "GET|HEAD")
 
 
 def test_only_a_long_list_raises_the_limit_of_answers():

@@ -22,8 +22,9 @@ from xds_server.resources.limits.admission import (
     limits_clients,
     listener_limiters,
 )
-from xds_server.resources.limits.refusals import over_limit_replies
+from xds_server.resources.limits.refusals import over_limit_reply
 from xds_server.resources.limits.tenants import tenant_filters
+from xds_server.resources.local_replies import local_replies
 from xds_server.resources.names import LISTENER_NAME, ROUTE_CONFIG_NAME
 from xds_server.resources.proto import Listener, pack, serialize, to_upb, typed
 from xds_server.resources.routing.model_routing import model_readings
@@ -74,7 +75,7 @@ def author_listener(topology: Topology, policy: Policy) -> Any:
         stat_prefix=LISTENER_NAME,
         rds=_rds(),
         http_filters=[*http_filters, router(attempt_log(policy.evidence))],
-        local_reply_config=over_limit_replies() if limits_clients(topology) else None,
+        local_reply_config=local_replies([over_limit_reply()] if limits_clients(topology) else []),
         access_log=request_log(policy.evidence),
         normalize_path=True,  # prefixes decide, so `/x/../v1/` may not pass for something else
     )

@@ -24,7 +24,8 @@ from xds_server.resources.bodies.rewrite import ROOM_BYTES
 from xds_server.resources.clusters import BUFFER_LIMIT_BYTES
 from xds_server.resources.limits.admission import TOKENS_HEADER, limiter_filter, limiter_name
 from xds_server.resources.limits.entrances import gate_name
-from xds_server.resources.limits.refusals import over_limit_replies
+from xds_server.resources.limits.refusals import over_limit_reply
+from xds_server.resources.local_replies import local_replies, said
 from xds_server.resources.names import GATE_ROUTE, cluster_name
 from xds_server.resources.proto import Listener, Route, duration, pack, serialize, to_upb, typed
 from xds_server.resources.snapshot import Resource
@@ -110,15 +111,18 @@ def _replies(tier: Tier) -> Any:
 
     Who forbids a fallback is told which of these it was.
     """
-    replies = over_limit_replies() if tier.limit.has_rate else typed.hcm.LocalReplyConfig()
+    replies = [over_limit_reply()] if tier.limit.has_rate else []
     if tier.limit.concurrency is not None:
-        full = [headers.add(headers.OVERLOADED, "true")]
-        replies.mappers.append(
-            typed.hcm.ResponseMapper(filter=_has_flag("UO"), headers_to_add=full)
+        full = typed.hcm.ResponseMapper(
+            filter=_has_flag("UO"),
+            headers_to_add=[headers.add(headers.OVERLOADED, "true")],
+            body_format_override=said(503),
         )
-    broken = typed.hcm.ResponseMapper(filter=_has_flag(*BROKEN), status_code=BAD_GATEWAY)
-    replies.mappers.append(broken)
-    return replies
+        replies.append(full)
+    broken = typed.hcm.ResponseMapper(
+        filter=_has_flag(*BROKEN), status_code=BAD_GATEWAY, body_format_override=said(BAD_GATEWAY)
+    )
+    return local_replies([*replies, broken], statuses=[504])
 
 
 def _has_flag(*names: str) -> Any:

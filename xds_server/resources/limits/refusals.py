@@ -28,7 +28,7 @@ _TOO_MUCH = "The limit of requests or tokens is reached. Try again after the tim
 _UNCOUNTED = "`{fact}` must be a number from {least} to {most}, and the body JSON."
 
 
-def over_limit_replies() -> Any:
+def over_limit_reply() -> Any:
     """Author the mapping that gives a limiter's 429 its body.
 
     Envoy sets its flag for such answers only after it has written them, but their details are known.
@@ -49,13 +49,12 @@ def over_limit_replies() -> Any:
         extension_filter=access.ExtensionFilter(name="cel", typed_config=pack(expression))
     )
     body = error_body(_TOO_MUCH, kind="rate_limit_error", code="rate_limit_exceeded")
-    mapper = typed.hcm.ResponseMapper(
+    return typed.hcm.ResponseMapper(
         filter=access.AccessLogFilter(and_filter=access.AndFilter(filters=[is_429, is_limited])),
         body_format_override=typed.core.SubstitutionFormatString(
             text_format_source=typed.core.DataSource(inline_string=body), content_type=JSON
         ),
     )
-    return typed.hcm.LocalReplyConfig(mappers=[mapper])
 
 
 def uncounted_routes(prefix: str, conditions: Sequence[Any]) -> list[Route]:

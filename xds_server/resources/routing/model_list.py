@@ -1,4 +1,4 @@
-"""`GET /v1/models`: the names that clients may ask for, answered by proxies in OpenAI's shape.
+"""`GET /v1/models`, and HEAD: the names that clients may ask for, answered by proxies in OpenAI's shape.
 
 Each name, aliases too, is a model of its own in the list, as vLLM lists its served names. The list of a virtual
 host stands where clients with its base URL look: behind the `v1` of its models' prefixes.
@@ -32,7 +32,7 @@ def model_list_routes(models: Sequence[Model]) -> Iterator[Route]:
     by_path: dict[str, list[str]] = {}
     for model in models:
         by_path.setdefault(list_path(model.prefix), []).extend(model.public_names)
-    get = [method("GET")]
+    get = _looks()
     r = typed.route
     for path, names in by_path.items():
         entries = {name: _entry(name) for name in sorted(names)}
@@ -49,6 +49,17 @@ def model_list_routes(models: Sequence[Model]) -> Iterator[Route]:
             code="model_not_found",
         )
         yield answer(MODELS_ROUTE, r.RouteMatch(prefix=f"{path}/", headers=get), 404, missing)
+
+
+def _looks() -> list[Any]:
+    """Author the conditions that a request is a GET or HEAD.
+
+    Envoy asks them of every request before it looks at the path; completions fail the first, which is no expression.
+    """
+    completes, expression = method("POST"), typed.matcher.RegexMatcher(regex="GET|HEAD")
+    completes.invert_match = True
+    looks = typed.matcher.StringMatcher(safe_regex=expression)
+    return [completes, typed.route.HeaderMatcher(name=":method", string_match=looks)]
 
 
 def _entry(name: str) -> dict[str, Any]:

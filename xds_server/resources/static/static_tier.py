@@ -14,6 +14,7 @@ from typing import Any
 from xds_server.core.model import Model, StaticAnswer, Tier
 from xds_server.resources.bodies.request_facts import Fact, Reading, facts_filters
 from xds_server.resources.clusters import BUFFER_LIMIT_BYTES
+from xds_server.resources.local_replies import local_replies
 from xds_server.resources.names import static_listener_name
 from xds_server.resources.proto import Listener, pack, serialize, typed
 from xds_server.resources.snapshot import Resource
@@ -113,6 +114,7 @@ def _author(name: str, answer: StaticAnswer, served: str) -> Any:
             *facts_filters([_STREAM]),
             router(),
         ],
+        local_reply_config=local_replies(statuses=[413]),
     )
     return typed.listener.Listener(
         name=name,
