@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from typing import Final
+from dataclasses import replace
+from typing import Any, Final
 
 from sidecar_agent.engine.exposition import Page, Series
+from sidecar_agent.engine.facts import EngineFacts
 
 _ROUNDING: Final = 1e-6
 """A full cache may come out as 1.0000000002; that is full, not one percent."""
@@ -66,6 +68,37 @@ class Intake:
         if count:
             self.rejected += count
             self.warnings.append(f"{count} {what} values out of range")
+
+
+_COUNTS: Final = (
+    "waiting",
+    "running",
+    "preemptions_total",
+    "prompt_tokens_total",
+    "generation_tokens_total",
+    "progress_total",
+    "finished_total",
+    "slots",
+    "kv_capacity_tokens",
+)
+
+
+def believable(facts: EngineFacts) -> EngineFacts:
+    """Return the facts without counts that are too large: sums and products of numbers that were in range."""
+    odd = [
+        name
+        for name in _COUNTS
+        if (value := getattr(facts, name)) is not None and value >= MAX_COUNT
+    ]
+    if not odd:
+        return facts
+    missing: dict[str, Any] = dict.fromkeys(odd)
+    return replace(
+        facts,
+        **missing,
+        rejected=facts.rejected + len(odd),
+        warnings=(*facts.warnings, f"out of range: {', '.join(odd)}"),
+    )
 
 
 def added(*values: float | None) -> float | None:

@@ -15,6 +15,7 @@ from yarl import URL
 from sidecar_agent.engine.adapters import ADAPTERS, AUTO, Adapter, Options, Texts, detect
 from sidecar_agent.engine.body import whole
 from sidecar_agent.engine.facts import EngineFacts, EngineState
+from sidecar_agent.engine.intake import believable
 from sidecar_agent.engine.outcome import Outcome, OutcomeKind
 
 MAX_PAGE_BYTES: Final = 4 * 2**20
@@ -104,7 +105,7 @@ class Probe:
                 detail="the page has no known engine's numbers (still loading, or metrics are off)",
             )
         else:
-            facts = adapter.read(texts, self._target.options)
+            facts = believable(adapter.read(texts, self._target.options))
             if facts.state is EngineState.UNKNOWN and self._target.engine == AUTO:
                 self._adapter = self._path = None  # another engine may serve here now
         return Outcome(

@@ -5,15 +5,21 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+import re
 import time
 
 import aiohttp
 import grpc
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
-from sidecar_agent import drain
+from fleet_protos.telemetry.v1 import telemetry_pb2 as pb
+from sidecar_agent import drain, encode
 from sidecar_agent.admin import serving
 from sidecar_agent.agent import Agent
+from sidecar_agent.engine.adapters import Options, Texts, detect
+from sidecar_agent.engine.intake import believable
 from sidecar_agent.gpu.facts import (
     DriverState,
     Fact,
@@ -23,6 +29,7 @@ from sidecar_agent.gpu.facts import (
     GpuSnapshot,
 )
 from sidecar_agent.gpu.facts import MemoryKind as AgentMemoryKind
+from sidecar_agent.join import Sample
 from sidecar_agent.settings import Settings
 from tests.fakes.engine_pages import PAGES, EnginePages, page
 from tests.fakes.gpu_reader import scripted
@@ -32,6 +39,7 @@ from xds_server.core.model import InstanceId
 from xds_server.core.policy import TelemetryPolicy
 from xds_server.core.sample import EngineState, MemoryKind
 from xds_server.core.sample import GpuHealth as SampleHealth
+from xds_server.ingest.decode import Decoded, decode_sample
 from xds_server.ingest.registry import Registry
 from xds_server.ingest.server import TelemetryServer
 from xds_server.observability.metrics import Tally
@@ -96,6 +104,55 @@ async def test_every_captured_page_becomes_a_sample_that_the_control_plane_takes
             assert getattr(taken, field) == getattr(facts, field), field
         assert agent.uplinks[0].status.refusals == {}
         assert abs(samples[0].observed_at - time.monotonic()) < 5
+
+
+NUMBERS = (
+    "NaN",
+    "+Inf",
+    "-Inf",
+    "-1",
+    "1e308",
+    "1e999",
+    "9e14",
+    "0",
+    "1e-320",
+    "abc",
+    "",
+    "0.5",
+    "101",
+)
+
+
+@st.composite
+def distorted(draw):
+    """A captured page of which some numbers and labels are nonsense, and some lines are there twice."""
+    text = page(draw(st.sampled_from(sorted(path.name for path in PAGES.glob("*.prom")))))
+    lines = [line for line in text.splitlines() if line and not line.startswith("#")]
+    for _ in range(draw(st.integers(1, 6))):
+        place = draw(st.integers(0, len(lines) - 1))
+        number = draw(st.sampled_from(NUMBERS))
+        if draw(st.booleans()):
+            lines[place] = re.sub(r" \S*$", f" {number}", lines[place])
+        else:
+            lines[place] = re.sub(r'="[^"]*"', f'="{number}"', lines[place])
+        if draw(st.booleans()):
+            lines.append(lines[place])
+    return "\n".join(lines)
+
+
+@given(distorted())
+@example('vllm:num_requests_running{engine="0"} 9e14\nvllm:num_requests_running{engine="1"} 9e14')
+@example(
+    'vllm:num_requests_running 1\nvllm:cache_config_info{num_gpu_blocks="1e308",block_size="1e308"} 1'
+)
+def test_whatever_numbers_a_page_has_the_control_plane_takes_the_sample(text):
+    adapter = detect(text)
+    if adapter is None:
+        return
+    facts = believable(adapter.read(Texts(metrics=text), Options()))
+    sample = Sample(instance="a", observed_at=0.0, sequence=1, engine=facts)
+    sent = pb.AgentMessage.FromString(encode.samples([sample], now=0.0)).samples.samples[0]
+    assert isinstance(decode_sample(sent, agent="host", now=9.0, max_age_s=30.0), Decoded)
 
 
 async def test_gpu_facts_a_death_and_a_return_mean_the_same_on_both_sides():

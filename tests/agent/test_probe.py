@@ -305,6 +305,14 @@ async def test_an_engine_that_stops_answering_on_a_kept_connection_is_silent(htt
         assert (await reader.scrape()).kind is OutcomeKind.SILENT
 
 
+async def test_counts_that_add_up_to_more_than_can_be_are_missing(http):
+    text = "".join(f'vllm:num_requests_running{{engine="{n}"}} 9e14\n' for n in range(2))
+    async with EnginePages({"/metrics": text + "vllm:num_requests_waiting 3\n"}) as engine:
+        outcome = await a_probe(http, engine.url).scrape()
+    assert (outcome.facts.running, outcome.facts.waiting, outcome.facts.rejected) == (None, 3, 1)
+    assert outcome.facts.warnings[-1] == "out of range: running"
+
+
 async def test_options_reach_the_adapter(http):
     async with EnginePages({"/metrics": page("written-tgi.prom")}) as engine:
         options = Options(kv_capacity_tokens=40_000)

@@ -112,7 +112,7 @@ def decode_hello(message: pb.AgentMessage) -> Hello | Rejected:
     )
     for claim in claims:
         if claim.capacity is not None and not 0 < claim.capacity < _MAX_COUNT:
-            text = f"capacity {claim.capacity:g} is not above 0"
+            text = f"capacity {claim.capacity:g} is not above 0 and below {_MAX_COUNT:g}"
             return Rejected("bad_hello", text, claim.name)
     return Hello(
         agent=hello.agent,
