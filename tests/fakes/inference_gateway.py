@@ -89,6 +89,7 @@ def bootstrap(
     subset: Sequence[str] | None = None,
     modes: dict[str, str] | None = None,
     retries: int = 2,
+    http2: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Return a gateway's configuration.
 
@@ -100,6 +101,7 @@ def bootstrap(
         subset: endpoints of the subset hint.
         modes: what differs in the processing mode.
         retries: attempts besides the first; 0 = no retry policy.
+        http2: options of the connection to the picker.
     """
     service = {"envoy_grpc": {"cluster_name": "picker"}, "timeout": "10s"}
     off = {
@@ -183,7 +185,7 @@ def bootstrap(
         h2 = {
             f"{TYPES[20:]}.upstreams.http.v3.HttpProtocolOptions": {
                 "@type": f"{TYPES}.upstreams.http.v3.HttpProtocolOptions",
-                "explicit_http_config": {"http2_protocol_options": {}},
+                "explicit_http_config": {"http2_protocol_options": http2 or {}},
             }
         }
         clusters.append(_cluster("picker", picker, typed_extension_protocol_options=h2))

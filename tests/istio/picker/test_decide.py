@@ -177,5 +177,9 @@ def test_the_conformance_suite_gets_what_it_says(told, endpoints):
         options=PickerOptions(obeys_conformance=True),
         health={"primary-1": EndpointHealth.DRAINING},
     )
-    found = decide(desk, None, request(**{"test-epp-endpoint-selection": told}))
+    asked = request(**{"test-epp-endpoint-selection": told})
+    found = decide(desk, None, asked)
     assert (found.endpoints if isinstance(found, Sent) else None) == endpoints
+    found = decide(desk, None, replace(asked, subset=frozenset({CHAT})))
+    kept = tuple(each for each in endpoints or () if each == CHAT)
+    assert (found.endpoints if isinstance(found, Sent) else ()) == kept

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from tests.fakes.picking import a_desk
 from tests.fakes.plans import a_model, a_static_tier, a_tier, a_topology
+from xds_server.core.plan import EndpointHealth
 from xds_server.core.policy import Unreadable
 from xds_server.istio.picker.decide import Desk, PickerOptions
 from xds_server.istio.picker.exchange import Exchange
@@ -53,9 +54,14 @@ def trailers() -> Any:
     return message
 
 
-def answer_headers(*, served: str | None = HERE, ends: bool = False) -> Any:
+def answer_headers(
+    *, served: str | None = HERE, ends: bool = False, status: bytes = b"200", took: bool = True
+) -> Any:
     message = wire.ProcessingRequest()
-    message.response_headers.headers.headers.add(key=":status", raw_value=b"200")
+    fields = message.response_headers.headers.headers
+    fields.add(key=":status", raw_value=status)
+    if took:
+        fields.add(key="x-envoy-upstream-service-time", raw_value=b"3")
     message.response_headers.end_of_stream = ends
     if served is not None:
         fields = message.metadata_context.filter_metadata["envoy.lb"].fields
@@ -266,14 +272,53 @@ def test_who_answers_is_who_is_counted(served, landing, counted):
     assert here.tally.count("fleet_picker_landings_total", landing) == 1
 
 
-def test_the_client_hears_the_whole_truth_of_who_answered():
-    here = desk()
-    exchange = Exchange(here)
-    talk(exchange, headers(ends=True))
-    [raw] = exchange.take(answer_headers().SerializeToString())
+TRUTH = ("x-served-model", "x-model-downgraded", "x-degrade-reason")
+FIRST, SECOND, THIRD = "127.0.0.1:8001", "127.0.0.1:8002", "127.0.0.1:8003"
+UP, DOWN = EndpointHealth.HEALTHY, EndpointHealth.UNHEALTHY
+
+
+def chain(split: tuple[int, ...], health: EndpointHealth = UP) -> Desk:
+    """Three tiers with one instance each and a static one; the first one's health is given."""
+    tiers = [a_tier(f"t{index}", f"m{index}", [8001 + index]) for index in range(3)]
+    return a_desk(
+        a_topology(a_model(tiers=(*tiers, a_static_tier()))),
+        split,
+        rules=("kv_pressure",) * 4,
+        health={"t0-0": health},
+    )
+
+
+@pytest.mark.parametrize(
+    ("split", "health", "answer", "expected"),
+    [
+        ((1000, 0, 0, 0), UP, {"served": FIRST}, ("m0", None, None)),
+        ((0, 1000, 0, 0), UP, {"served": SECOND}, ("m1", "true", "kv_pressure")),
+        ((1000, 0, 0, 0), DOWN, {"served": SECOND}, ("m1", "true", "failover")),
+        ((1000, 0, 0, 0), UP, {"served": THIRD}, ("m2", "true", "failover")),
+        ((0, 1000, 0, 0), UP, {"served": THIRD}, ("m2", "true", "failover")),
+        ((0, 1000, 0, 0), UP, {"served": FIRST}, ("m0", None, None)),
+        ((0, 1000, 0, 0), UP, {"served": None}, ("m1", "true", "kv_pressure")),
+        ((0, 1000, 0, 0), UP, {"served": "10.9.9.9:1"}, (None, None, None)),
+        ((0, 1000, 0, 0), UP, {"served": SECOND, "status": b"503"}, ("m1", "true", "kv_pressure")),
+        ((0, 1000, 0, 0), UP, {"served": SECOND, "status": b"503", "took": False}, (None, None, None)),
+        ((0, 1000, 0, 0), UP, {"served": SECOND, "took": False}, ("m1", "true", "kv_pressure")),
+    ],
+    ids=["the first", "as planned", "the first is down", "walked down", "walked down from below", "walked up",
+         "nobody says who", "none of ours", "an engine's error", "the gateway's own error",
+         "a gateway that does not say how long it took"],
+)  # fmt: skip
+def test_the_client_hears_the_whole_truth_of_who_answered_and_no_engines_own(
+    split, health, answer, expected
+):
+    exchange = Exchange(chain(split, health))
+    talk_raw = [headers(), body(b'{"model": "chat"}', ends=True)]
+    for each in talk_raw:
+        exchange.take(each.SerializeToString())
+    [raw] = exchange.take(answer_headers(**answer).SerializeToString())
     mutation = wire.ProcessingResponse.FromString(raw).response_headers.response.header_mutation
-    told_headers = {each.header.key: each.header.raw_value for each in mutation.set_headers}
-    assert told_headers == {"x-served-model": b"chat"}
+    said = {each.header.key: each.header.raw_value.decode() for each in mutation.set_headers}
+    assert tuple(said.get(name) for name in TRUTH) == expected
+    assert set(mutation.remove_headers) == set(TRUTH) - said.keys()
 
 
 def test_a_body_that_is_too_large_to_be_read_is_answered_at_once():

@@ -58,6 +58,8 @@ class Sent:
 
     table: ModelTable
     tier: TierTable
+    start: int
+    """The tier that the plan gave the request to."""
     endpoints: tuple[str, ...]
     body: bytes | None
     """What the engine shall read; None = what the client sent."""
@@ -142,7 +144,13 @@ class Desk:
                 return self._refused(model, "unreadable", answers.UNREADABLE)
             rewritten = None
         self.tally.add("fleet_picker_picks_total", model.name, pick.tier.name)
-        return Sent(table=table, tier=pick.tier, endpoints=pick.endpoints, body=rewritten)
+        return Sent(
+            table=table,
+            tier=pick.tier,
+            start=pick.start,
+            endpoints=pick.endpoints,
+            body=rewritten,
+        )
 
     def _candidates(self, request: Request) -> tuple[Model, ...]:
         if self._asked is None:
@@ -160,7 +168,7 @@ class Desk:
 
     def _pick(self, table: ModelTable, request: Request) -> Pick | Refusal:
         if self.options.obeys_conformance and CONFORMANCE_SELECTION in request.headers:
-            return _as_told(table, request.headers[CONFORMANCE_SELECTION])
+            return _as_told(table, request)
         request_class = None
         if table.classes:
             assert self._asked is not None
@@ -185,15 +193,17 @@ def _rewritten(body: Body, pick: Pick, request: Request) -> bytes | None:
     return body.rewritten(pick.tier.rewrite, completes=is_completion(request.path))
 
 
-def _as_told(table: ModelTable, told: str) -> Pick | Refusal:
+def _as_told(table: ModelTable, request: Request) -> Pick | Refusal:
     """Pick what the conformance suite says: `ip` or `ip:port`, one or more, in order."""
     wanted = []
-    for text in (each.strip() for each in told.split(",")):
+    for text in (each.strip() for each in request.headers[CONFORMANCE_SELECTION].split(",")):
         wanted += [
             each
             for each in table.tier_of
-            if each == text or each.rpartition(":")[0].strip("[]") == text
+            if (each == text or each.rpartition(":")[0].strip("[]") == text)
+            and (request.subset is None or each in request.subset)
         ]
     if not wanted:
         return Refusal.NOT_READY
-    return Pick(tier=table.tiers[table.tier_of[wanted[0]]], endpoints=tuple(dict.fromkeys(wanted)))
+    tier = table.tiers[table.tier_of[wanted[0]]]
+    return Pick(tier=tier, start=tier.index, endpoints=tuple(dict.fromkeys(wanted)))

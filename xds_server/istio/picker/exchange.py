@@ -22,6 +22,7 @@ from xds_server.istio.picker.proto import (
 from xds_server.resources import headers as truth
 
 CONFORMANCE_SERVED = "x-conformance-test-served-endpoint"
+_TOLD = (truth.SERVED_MODEL, truth.DOWNGRADED, truth.DEGRADE_REASON)
 _STREAMED = (BodyMode.NONE, BodyMode.FULL_DUPLEX_STREAMED)
 
 
@@ -174,16 +175,19 @@ class Exchange:
         if message.is_last:
             self._response_over = True
         extra: dict[str, str] = {}
+        drops: tuple[str, ...] = ()
         if sent is not None:
             self._landed(sent, message.served)
-            extra = _about(sent, message.served)
+            # What an engine says of itself under these names could only mislead.
+            extra = {} if message.is_local else _about(sent, message.served)
+            drops = tuple(name for name in _TOLD if name not in extra)
         if message.is_last:
             self._leave()
         if self._desk.options.obeys_conformance:
             extra[CONFORMANCE_SERVED] = (
                 message.served or "fail: missing destination endpoint served metadata"
             )
-        return [proto.response_continues(tuple(extra.items()))]
+        return [proto.response_continues(tuple(extra.items()), drops)]
 
     def _landed(self, sent: Sent, served: str | None) -> None:
         """Count the request where it is now, and whether the gateway did what it was told."""
@@ -223,13 +227,15 @@ def _request_mode(message: Headers) -> BodyMode:
 
 
 def _about(sent: Sent, served: str | None) -> dict[str, str]:
-    """Return what the client is told of who answered."""
-    tiers = sent.table.tiers
-    index = sent.table.tier_of.get(served or sent.endpoints[0])
-    if index is None:
-        return {}
-    told = {truth.SERVED_MODEL: tiers[index].serves}
-    if index > 0:
+    """Return what the client is told of who answered; nothing of who is none of ours."""
+    tier = sent.tier
+    if served is not None and served not in tier.endpoints:
+        index = sent.table.tier_of.get(served)
+        if index is None:
+            return {}
+        tier = sent.table.tiers[index]
+    told = {truth.SERVED_MODEL: tier.serves}
+    if tier.index > 0:
         told[truth.DOWNGRADED] = "true"
-        told[truth.DEGRADE_REASON] = tiers[index].rule
+        told[truth.DEGRADE_REASON] = tier.rule if tier.index == sent.start else truth.FAILOVER
     return told

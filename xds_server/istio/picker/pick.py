@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from xds_server.core.model import ClassName
@@ -37,6 +37,8 @@ class Pick:
     """Where a request shall go."""
 
     tier: TierTable
+    start: int
+    """The tier that the plan gave the request to; `tier` is another one where that has nobody."""
     endpoints: tuple[str, ...]
     """The picked one, and where to try again, in order. Bodies are the same for all of them."""
 
@@ -83,14 +85,14 @@ class Picker:
         tier = tiers[chosen]
         first = self._draw_endpoint(tier)
         if self._most == 1:
-            return Pick(tier=tier, endpoints=(tier.endpoints[first],))
+            return Pick(tier=tier, start=drawn, endpoints=(tier.endpoints[first],))
         endpoints = [tier.endpoints[first]]
         endpoints += self._more(tier, endpoints, self._most - 1)
         for index in order:
             below = tiers[index]
             if len(endpoints) < self._most and index > chosen and below.rewrite == tier.rewrite:
                 endpoints += self._more(below, endpoints, self._most - len(endpoints))
-        return Pick(tier=tier, endpoints=tuple(endpoints))
+        return Pick(tier=tier, start=drawn, endpoints=tuple(endpoints))
 
     def began(self, endpoint: str) -> None:
         """Count a request that is under way."""
@@ -158,12 +160,8 @@ def _within(tier: TierTable, subset: Collection[str]) -> TierTable:
     bounds: list[int] = []
     for _, weight in kept:
         bounds.append((bounds[-1] if bounds else 0) + weight)
-    return TierTable(
-        name=tier.name,
-        serves=tier.serves,
-        rule=tier.rule,
-        is_static=tier.is_static,
-        rewrite=tier.rewrite,
+    return replace(
+        tier,
         endpoints=tuple(endpoint for endpoint, _ in kept),
         weights=tuple(weight for _, weight in kept),
         bounds=tuple(bounds),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import lru_cache
@@ -23,6 +23,7 @@ SUBSET = "x-gateway-destination-endpoint-subset"
 LB = "envoy.lb"
 SUBSET_HINT = "envoy.lb.subset_hint"
 
+_TOOK = "x-envoy-upstream-service-time"
 _NONE: Mapping[str, str] = {}
 _OVERWRITE = 2  # HeaderAppendAction.OVERWRITE_IF_EXISTS_OR_ADD
 
@@ -55,6 +56,8 @@ class Headers:
     """The endpoints that the gateway allows; None = all."""
     served: str | None = None
     """The endpoint that answered; None = the gateway does not say."""
+    is_local: bool = False
+    """Of a response: the gateway itself answers with an error; no engine does."""
     body_modes: tuple[BodyMode, BodyMode] | None = None
     """How bodies of requests and responses come; None = the gateway does not say."""
 
@@ -112,6 +115,7 @@ def parse(raw: bytes) -> Message:
         return Headers(
             is_request=False,
             fields=_NONE,  # nobody asks for those of a response
+            is_local=_is_local(part.headers.headers),
             is_last=part.end_of_stream,
             served=_served(message.metadata_context.filter_metadata),
         )
@@ -151,6 +155,14 @@ def _fields(headers: Iterable[Any]) -> dict[str, str]:
     return found
 
 
+def _is_local(headers: Sequence[Any]) -> bool:
+    """Whether an error is the gateway's own: Envoy says of every other one how long it took."""
+    if not headers or headers[0].key != ":status":
+        return False
+    status = headers[0].raw_value or headers[0].value.encode()
+    return status[:1] == b"5" and all(each.key != _TOOK for each in headers)
+
+
 def _subset(metadata: Any) -> frozenset[str] | None:
     if SUBSET_HINT not in metadata or SUBSET not in metadata[SUBSET_HINT].fields:
         return None
@@ -185,12 +197,14 @@ def request_continues(destination: str) -> bytes:
 
 
 @lru_cache(maxsize=1024)
-def response_continues(headers: tuple[tuple[str, str], ...]) -> bytes:
-    """Return the answer to a response's headers."""
-    if not headers:
+def response_continues(headers: tuple[tuple[str, str], ...], drops: tuple[str, ...] = ()) -> bytes:
+    """Return the answer to a response's headers: which ones it gets, and which ones it shall not have."""
+    if not headers and not drops:
         return _RESPONSE_HEADERS
     message = wire.ProcessingResponse()
-    _set(message.response_headers.response.header_mutation, dict(headers))
+    mutation = message.response_headers.response.header_mutation
+    _set(mutation, dict(headers))
+    mutation.remove_headers.extend(drops)
     return _bytes(message)
 
 

@@ -50,6 +50,11 @@ class PickerServer:
         self.port: int | None = None
         """Where it listens; None = it does not."""
 
+    @property
+    def kept_bytes(self) -> int:
+        """Bytes of half messages, and of answers that gateways do not take yet."""
+        return self._server.kept.bytes
+
     def listen(self, host: str, port: int) -> int:
         """Take the port, without serving yet; return it.
 

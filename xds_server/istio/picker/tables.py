@@ -22,6 +22,8 @@ class TierTable:
     """One tier: what may be picked from it now."""
 
     name: TierName
+    index: int
+    """Its place in the chain; 0 = first."""
     serves: str
     rule: str
     """Why the tier has its weight: the name of the rule."""
@@ -91,7 +93,10 @@ class Tables:
         plans = {each.name: each for each in plan.tiers}
         return ModelTable(
             model=model,
-            tiers=tuple(self._tier(model, tier, plans.get(tier.name)) for tier in model.tiers),
+            tiers=tuple(
+                self._tier(model, index, plans.get(tier.name))
+                for index, tier in enumerate(model.tiers)
+            ),
             shares=_shares(
                 plans[tier.name].weight if tier.name in plans else 0 for tier in model.tiers
             ),
@@ -104,26 +109,30 @@ class Tables:
             },
         )
 
-    def _tier(self, model: Model, tier: Tier, plan: TierPlan | None) -> TierTable:
+    def _tier(self, model: Model, index: int, plan: TierPlan | None) -> TierTable:
+        tier = model.tiers[index]
         key = (model.name, tier.name)
         kept = self._tiers.get(key)
         if plan is None:
             return TierTable(
                 name=tier.name,
+                index=index,
                 serves=tier.serves,
                 rule="",
                 is_static=tier.is_static,
                 rewrite=AS_IT_IS,
             )
         if kept is None or kept[0] is not plan:
-            kept = self._tiers[key] = plan, _tier(model, tier, plan)
+            kept = self._tiers[key] = plan, _tier(model, index, plan)
         return kept[1]
 
 
-def _tier(model: Model, tier: Tier, plan: TierPlan) -> TierTable:
+def _tier(model: Model, index: int, plan: TierPlan) -> TierTable:
+    tier = model.tiers[index]
     pickable = dict(_pickable(tier, plan))
     return TierTable(
         name=tier.name,
+        index=index,
         serves=tier.serves,
         rule=plan.reason.rule,
         is_static=tier.is_static,
