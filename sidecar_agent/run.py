@@ -89,10 +89,11 @@ async def _until(
     beating = asyncio.create_task(manager.beat(), name="watchdog")
     watching = asyncio.create_task(_watch_restart(gpu, end), name="gpu-restart")
     try:
-        futures: set[asyncio.Future[Any]] = {stop, running}
-        await asyncio.wait(futures, return_when=asyncio.FIRST_COMPLETED)
-        if running.done():
-            running.result()  # a bug ends the process with its traceback
+        pending: set[asyncio.Future[Any]] = {stop, running, beating, watching}
+        while not stop.done():
+            done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+            for each in done:
+                each.result()  # a bug in any of them ends the process with its traceback
         return stop.result()
     finally:
         manager.stopping()

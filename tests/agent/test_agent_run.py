@@ -19,6 +19,10 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from fleet_protos.telemetry.v1 import telemetry_pb2 as pb
+from sidecar_agent.gpu.reader import NoGpuReader
+from sidecar_agent.gpu.worker import GpuWorker
+from sidecar_agent.run import run
+from sidecar_agent.settings import Settings
 from tests.fakes.blackhole import Blackhole
 from tests.fakes.engine_pages import EnginePages, page
 from tests.fakes.telemetry_server import TelemetryServer
@@ -342,3 +346,15 @@ async def test_an_address_in_use_is_one_clear_word(tmp_path):
     assert process.returncode == 3
     assert b"admin_address_not_bound" in err
     assert b"Traceback" not in err
+
+
+async def test_a_bug_in_whatever_runs_beside_the_agent_ends_the_process_and_not_its_part_alone():
+    class Broken(GpuWorker):
+        def latest(self):
+            raise LookupError("a bug")
+
+    settings = Settings.model_validate(
+        {"admin": "127.0.0.1:0", "instances": [{"name": "a", "url": "http://127.0.0.1:1"}]}
+    )
+    with pytest.raises(LookupError, match="a bug"):
+        await asyncio.wait_for(run(settings, Broken(NoGpuReader())), PATIENCE_S)
