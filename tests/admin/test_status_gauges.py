@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.fakes.plans import a_model
 from xds_server.admin.status import gauges_of_fleet, gauges_of_proxies
 from xds_server.core.model import InstanceId, Topology
@@ -35,8 +37,8 @@ def a_type(state, *, lag_s=None, error_age_s=None, url="x.Cluster"):
     )
 
 
-def a_proxy(*types):
-    proxy = Proxy(id="p", cluster="c", agent="envoy", version="", capability=Capability.COMPOSITE)
+def a_proxy(*types, name="p"):
+    proxy = Proxy(id=name, cluster="c", agent="envoy", version="", capability=Capability.COMPOSITE)
     return ProxyStatus(proxy, Protocol.SOTW, 1.0, types)
 
 
@@ -45,15 +47,15 @@ def of_proxies(*proxies):
 
 
 def test_no_proxies_are_none_and_say_nothing_of_types():
-    assert of_proxies() == {("fleet_proxies_connected",): 0}
+    assert of_proxies() == {("fleet_proxies_connected",): 0, ("fleet_xds_open_streams",): 0}
 
 
 def test_proxies_are_counted_by_how_they_stand_and_the_slowest_counts():
     found = of_proxies(
-        a_proxy(a_type(SyncState.SYNCED, lag_s=0.4)),
-        a_proxy(a_type(SyncState.STALE, lag_s=12.0)),
-        a_proxy(a_type(SyncState.ERROR, error_age_s=99.0)),
-        a_proxy(a_type(SyncState.NOT_SENT, url="x.Listener")),
+        a_proxy(a_type(SyncState.SYNCED, lag_s=0.4), name="a"),
+        a_proxy(a_type(SyncState.STALE, lag_s=12.0), name="b"),
+        a_proxy(a_type(SyncState.ERROR, error_age_s=99.0), name="c"),
+        a_proxy(a_type(SyncState.NOT_SENT, url="x.Listener"), name="d"),
     )
     assert found["fleet_proxies_connected",] == 4
     assert found["fleet_xds_nacked", "Cluster"] == 1
@@ -64,6 +66,35 @@ def test_proxies_are_counted_by_how_they_stand_and_the_slowest_counts():
     assert states == {"synced": 1, "stale": 1, "not_sent": 0, "error": 1}
     assert found["fleet_xds_unaccepted_seconds", "Cluster"] == 99
     assert found["fleet_xds_unaccepted_seconds", "Listener"] == 0
+
+
+STREAMS = {
+    "one per type": [[("Cluster", "synced")], [("Listener", "synced")], [("Secret", "synced")]],
+    "an old one that is not given up": [[("Cluster", "stale")], [("Cluster", "synced")]],
+    "one that refuses": [[("Cluster", "synced")], [("Cluster", "error")], [("Cluster", "stale")]],
+    "one that has asked for nothing yet": [[], [("Cluster", "synced")]],
+}
+
+
+@pytest.mark.parametrize("streams", STREAMS.values(), ids=STREAMS.keys())
+@pytest.mark.parametrize("backwards", [False, True])
+def test_a_proxy_counts_once_however_many_streams_it_has_and_as_the_worst_of_them(
+    streams, backwards
+):
+    ages = {"error": 7.0}
+    described = [
+        a_proxy(*(a_type(SyncState(s), error_age_s=ages.get(s), url=f"x.{t}") for t, s in types))
+        for types in streams
+    ]
+    found = of_proxies(*(reversed(described) if backwards else described))
+    assert found["fleet_proxies_connected",] == 1
+    assert found["fleet_xds_open_streams",] == len(streams)
+    order = ["error", "stale", "not_sent", "synced"]
+    for kind in {kind for types in streams for kind, _ in types}:
+        states = [state for types in streams for its, state in types if its == kind]
+        told = {state: found["fleet_xds_proxies", kind, state] for state in order}
+        assert told == dict.fromkeys(order, 0) | {min(states, key=order.index): 1}
+        assert found["fleet_xds_nacked", kind] == ("error" in states)
 
 
 def test_what_was_accepted_does_not_count_as_waiting():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -62,26 +63,40 @@ def describe_fleet(loop: ControlLoop, registry: Registry, now: float) -> dict[st
     }
 
 
-def gauges_of_proxies(proxies: Iterable[ProxyStatus]) -> Iterator[Reading]:
-    """Yield the gauges that follow from how proxies stand."""
-    refused: dict[str, int] = {}
-    standing: dict[tuple[str, str], int] = {}
+_WORST_LAST = (SyncState.SYNCED, SyncState.NOT_SENT, SyncState.STALE, SyncState.ERROR)
+
+
+def gauges_of_proxies(streams: Iterable[ProxyStatus]) -> Iterator[Reading]:
+    """Yield the gauges that follow from how proxies stand.
+
+    A proxy may have several streams: one per type, or an old one that nobody has given up yet. It counts once, in each type as the
+    worst of its streams stands, so that no refusal is hidden.
+    """
+    standing: dict[str, dict[str, SyncState]] = {}
+    refusing: dict[str, set[str]] = {}
     waited: dict[str, float] = {}
-    connected = 0
-    for proxy in proxies:
-        connected += 1
-        for each in proxy.types:
+    proxies: set[str] = set()
+    opened = 0
+    for stream in streams:
+        opened += 1
+        proxies.add(stream.proxy.id)
+        for each in stream.types:
             name = each.type_url.rpartition(".")[2]
-            refused[name] = refused.get(name, 0) + bool(each.error)
-            key = (name, each.state.value)
-            standing[key] = standing.get(key, 0) + 1
+            states = standing.setdefault(name, {})
+            before = states.get(stream.proxy.id, each.state)
+            states[stream.proxy.id] = max(before, each.state, key=_WORST_LAST.index)
+            refusers = refusing.setdefault(name, set())
+            if each.error:
+                refusers.add(stream.proxy.id)
             waited[name] = max(waited.get(name, 0.0), _unaccepted_s(each))
-    yield "fleet_proxies_connected", (), float(connected)
-    for name, count in sorted(refused.items()):
-        yield "fleet_xds_nacked", (name,), float(count)
+    yield "fleet_proxies_connected", (), float(len(proxies))
+    yield "fleet_xds_open_streams", (), float(opened)
+    for name, states in sorted(standing.items()):
+        yield "fleet_xds_nacked", (name,), float(len(refusing[name]))
         yield "fleet_xds_unaccepted_seconds", (name,), waited[name]
+        found = Counter(states.values())
         for state in SyncState:
-            yield "fleet_xds_proxies", (name, state.value), float(standing.get((name, state), 0))
+            yield "fleet_xds_proxies", (name, state.value), float(found[state])
 
 
 def _unaccepted_s(status: TypeStatus) -> float:

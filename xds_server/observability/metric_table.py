@@ -356,7 +356,12 @@ GROUPS: dict[str, dict[str, Metric]] = {
     },
     **MESH_GROUPS,
     "Proxies": {
-        "fleet_proxies_connected": Metric("gauge", "proxies", "Proxies with an open xDS stream."),
+        "fleet_proxies_connected": Metric(
+            "gauge",
+            "proxies",
+            "Proxies with an open xDS stream, by node id; several streams of one are one.",
+        ),
+        "fleet_xds_open_streams": Metric("gauge", "streams", "xDS streams that are open now."),
         "fleet_xds_streams_total": Metric(
             "counter", "streams", "xDS streams opened.", labels=("protocol",)
         ),
@@ -386,10 +391,13 @@ GROUPS: dict[str, dict[str, Metric]] = {
             "histogram", "seconds", "From sending a response to its ACK.", buckets=LATENCY
         ),
         "fleet_xds_nacked": Metric(
-            "gauge", "proxies", "Types that a proxy refuses now.", labels=("type",)
+            "gauge", "proxies", "Proxies that refuse something of a type now.", labels=("type",)
         ),
         "fleet_xds_proxies": Metric(
-            "gauge", "proxies", "Proxies by how they stand in a type.", labels=("type", "state")
+            "gauge",
+            "proxies",
+            "Proxies by how they stand in a type, the worst of their streams.",
+            labels=("type", "state"),
         ),
         "fleet_xds_unaccepted_seconds": Metric(
             "gauge",
