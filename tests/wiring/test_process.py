@@ -226,7 +226,8 @@ async def test_a_proxy_without_composite_clusters_gets_resources_of_its_own(conf
         (proxy,) = await server.get_json("/debug/syncz")
         assert proxy["proxy"]["id"] == "old-envoy"
         assert await server.metric("fleet_proxies_connected") == 1
-        again = channel.stream_stream(method)()  # as after a connection that nobody has given up yet
+        # As after a connection that nobody has given up yet.
+        again = channel.stream_stream(method)()
         await again.write(request.SerializeToString())
         await asyncio.wait_for(again.read(), PATIENCE_S)
         assert await server.metric("fleet_xds_open_streams") == 2
