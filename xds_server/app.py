@@ -15,6 +15,7 @@ from starlette.routing import BaseRoute
 
 from fleet_notify import ServiceManager
 from xds_server import __version__, logs
+from xds_server.admin import consequences
 from xds_server.admin.access import Access
 from xds_server.admin.history_pages import HistoryPages
 from xds_server.admin.live_page import LivePage, live_facts
@@ -398,6 +399,8 @@ class App:
             clock=self._clock,
             config=lambda: self.topology.config,
             registered=self.registry.registered,
+            facts=self._facts,
+            proxies=self.xds.status,
         )
         return [*history.routes(), *RecordingPage(self.recorder).routes(), *operators.routes()]
 
@@ -439,13 +442,16 @@ class App:
             return None
         return f"waiting for telemetry of {', '.join(logs.listed(self.loop.silent)) or 'nobody'}"
 
-    def _drain(self, name: str, draining: bool, who: str, why: str) -> None:
+    def _drain(self, name: str, draining: bool, who: str, why: str) -> str:
         instance = InstanceId(name)
         if all(each.id != instance for _, _, each in self.loop.fleet.topology.instances()):
             raise UnknownInstanceError(name)
+        consequence = consequences.of_drain if draining else consequences.of_undrain
+        note = consequence(self.loop.fleet, instance)
         drain = Drain(instance=instance, draining=draining, who=who, why=why)
         self.history.drained(drain)
         self.loop.drain(drain)
+        return note
 
     def _gauges(self) -> Iterator[Reading]:
         yield "fleet_warm", (), float(self.loop.is_warm)

@@ -84,6 +84,14 @@ class Fleet:
             self._tell(Saw(now=now, model=model, counts=counts))
         return classes.has_moved(self._division, model)
 
+    def drained_by(self, instance: InstanceId) -> str | None:
+        """Return which operator drains an instance, and why; None when none does, or there is none such."""
+        place = self._state.index.get(instance)
+        if place is None:
+            return None
+        model, tier, position = place
+        return self._state.models[model].tiers[tier].instances[position].track.operator
+
     def vram_tripped(self) -> frozenset[InstanceId]:
         """Return the instances whose GPU memory takes capacity away (`core/vram.py`)."""
         return frozenset(

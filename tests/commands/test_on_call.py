@@ -176,7 +176,9 @@ async def test_proxies_shows_what_was_sent_acked_refused_and_what_one_lacks(conf
             assert "\x1b" not in done.stdout
             done = await operator.types("proxies", "edge-2")
             assert done.exit_code == 1
-            assert done.stderr == ("xds-server: no proxy 'edge-2' is connected; there is edge-1\n")
+            assert done.stderr == (
+                "xds-server: no proxy 'edge-2' is connected; did you mean edge-1?\n"
+            )
             call.cancel()
 
 
@@ -197,15 +199,55 @@ async def test_a_drained_instance_takes_nothing_until_it_is_undrained(config, tm
         found = await until(drained)
         assert (found["weight"], found["rule"]) == (0, "operator_drain")
         assert "ann: new driver" in found["sentence"]
+        again = await operator.types("drain", "a100-1", "--why", "me too", "--who", "bob")
+        assert again.stderr == "xds-server: It was drained already: ann: new driver.\n"
         assert (await operator.gets("undrain", "a100-1")) == {
             "instance": "a100-1",
             "draining": False,
+            "note": "",
         }
 
         async def back():
             return (await state())["state"] == "recovering"
 
         await until(back)
+
+
+async def test_the_last_of_a_tier_is_drained_with_a_word_about_where_its_requests_go(
+    config, tmp_path
+):
+    async with on_call(config, tmp_path, *INSTANCES) as operator:
+        done = await operator.types("drain", "l4-0", "--why", "test")
+        assert (done.exit_code, done.stderr) == (
+            0,
+            "xds-server: It was the last of chat/fallback that takes requests: they go to static now.\n",
+        )
+        done = await operator.types("drain", "a100-0", "--why", "test")
+        assert (done.exit_code, done.stderr) == (0, "")
+
+
+async def test_taking_back_a_drain_that_nobody_ordered_does_not_say_that_something_was_done(
+    config, tmp_path
+):
+    async with on_call(config, tmp_path, *INSTANCES) as operator:
+        done = await operator.types("undrain", "a100-0")
+        assert (done.exit_code, done.stdout) == (
+            0,
+            "a100-0: No operator drained it: nothing changes.\n",
+        )
+
+
+async def test_who_forces_after_somebody_else_is_told_whose_order_is_gone(config, tmp_path):
+    async with on_call(config, tmp_path, *INSTANCES) as operator:
+        first = ("force", "fallback", "--for", "5m", "--why", "rehearsal", "--who", "ann")
+        assert (await operator.types(*first)).stderr == ""
+
+        async def forced():
+            return (await operator.weights())["fallback"] == 1000
+
+        await until(forced)
+        done = await operator.types("force", "static", "--for", "1m", "--why", "x", "--who", "bob")
+        assert "It takes the place of the order of ann: fallback until 20" in done.stderr
 
 
 async def test_a_forced_tier_gets_everything_is_explained_and_ends_by_itself(config, tmp_path):
@@ -329,7 +371,15 @@ REFUSED = {
     "unknown instance": (["drain", "nobody", "--why", "x"], 1, "no instance 'nobody'"),
     "blank reason": (["drain", "a100-0", "--why", " "], 2, "--why: "),
     "blank name": (["drain", "", "--why", "x"], 2, 'INSTANCE: ""'),
-    "slash in a name": (["drain", "a/b c", "--why", "x"], 1, "Not Found"),
+    "slash in a name": (["drain", "a/b c", "--why", "x"], 1, "there is no instance 'a/b c'"),
+    "slip in a name": (["drain", "a10-0", "--why", "x"], 1, "did you mean a100-0"),
+    "slip in a tier": (
+        ["force", "falback", "--for", "1m", "--why", "x"],
+        1,
+        "there is no tier 'falback'; did you mean fallback?",
+    ),
+    "slip in a model": (["status", "chta"], 1, "there is no model 'chta'; did you mean chat?"),
+    "slip in a subject": (["explain", "chat/primry"], 1, "did you mean chat/primary?"),
     "unknown tier": (
         ["force", "nothing", "--for", "1m", "--why", "x"],
         1,
@@ -338,7 +388,7 @@ REFUSED = {
     "no span": (["force", "fallback", "--for", "soon", "--why", "x"], 2, "for: 'soon'"),
     "too long": (["force", "fallback", "--for", "2d", "--why", "x"], 2, "from 1s to 24h"),
     "blank reason to force": (["force", "fallback", "--for", "2m", "--why", ""], 2, "--why: "),
-    "nothing forced": (["unforce"], 1, "forced is none: say which model"),
+    "nothing forced": (["unforce"], 1, "no tier is forced: there is nothing to end"),
     "not forced": (["unforce", "chat"], 1, "no tier of 'chat' is forced"),
     "unknown model": (["unforce", "x"], 1, "there is no model 'x'"),
     "too often": (["status", "--every", "0"], 2, "--every: 0"),

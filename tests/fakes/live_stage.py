@@ -164,11 +164,12 @@ class LiveStage:
         self.asked_for_proxies += 1
         return self.proxies
 
-    def drain(self, name: str, draining: bool, who: str, why: str) -> None:
+    def drain(self, name: str, draining: bool, who: str, why: str) -> str:
         """Note an order, as the admin server gives it."""
         if not name.startswith("chat"):
             raise UnknownInstanceError(name)
         self.drained.append((name, draining, who, why))
+        return ""
 
     @asynccontextmanager
     async def serving(self) -> AsyncIterator[LiveStage]:

@@ -166,6 +166,24 @@ def test_a_terminal_gets_colors_and_no_control_characters():
     assert "healthy -> down" in lines[0]
 
 
+@pytest.mark.parametrize("width", [60, 80, 120, 200])
+def test_no_line_is_wider_than_the_terminal_and_the_times_stand_in_one_column(width):
+    text = "proxies saw its requests fail (3 in a row: 3 broken; its agent says it is up). " * 2
+    events = [
+        event(id=7, model="chat", tier="primary", instance="a100-0", text=text, after="down"),
+        event(id=8, kind=Kind.WEIGHTS, name="weights_changed", before="a=1%", after="a=2% b=98%"),
+        event(id=9, name="spill_stopped"),
+    ]
+    out = io.StringIO()
+    show_events(events, Console(file=out, force_terminal=True, width=width, color_system=None))
+    lines = [each.rstrip() for each in out.getvalue().splitlines()]
+    assert max(map(len, lines)) <= width
+    assert sum("01-01 00:16:40.000Z" in each for each in lines) == 3
+    assert " ".join(" ".join(lines).split()).count("its agent says it is up") == 2
+    assert "a=2% b=98%" in out.getvalue()
+    assert "a=1%" not in out.getvalue()
+
+
 def test_a_pipe_gets_one_line_per_event():
     out = io.StringIO()
     show_events([event(text="a\nb " * 200)], Console(file=out, width=40))

@@ -10,6 +10,7 @@ import pytest
 from tests.fakes.recorded_fleet import drive
 from xds_server.fleet import Fleet
 from xds_server.recording import recorder
+from xds_server.recording.format import STILL_HERE
 from xds_server.recording.recorder import Recorder, TooManyError
 from xds_server.recording.replay import replay
 
@@ -44,6 +45,15 @@ async def test_who_is_too_slow_gets_a_recording_that_says_so(fleet, monkeypatch)
     drive(fleet, start=100.0, seconds=3)
     rest = [each async for each in lines]
     assert json.loads(rest[-1])["end"] == "more than 3 evaluations waited to be sent"
+
+
+async def test_while_nothing_is_decided_it_is_said_that_somebody_is_there(fleet, monkeypatch):
+    monkeypatch.setattr(recorder, "QUIET_S", 0.0)
+    lines = make_recorder(fleet).record(0.5)
+    await anext(lines)
+    rest = [each async for each in lines]
+    assert set(rest[:-1]) == {STILL_HERE}
+    assert json.loads(rest[-1]) == {"end": ""}
 
 
 async def test_a_server_that_ends_ends_its_recordings(fleet):

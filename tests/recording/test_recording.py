@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import math
+import re
 import xml.etree.ElementTree as ET
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -234,12 +235,12 @@ def test_registered_instances_and_addresses_are_taken_from_the_recording(fleet):
     [
         pytest.param(None, "No such file", id="missing"),
         pytest.param(b"", "it is empty", id="empty"),
-        pytest.param(b"hello", "line 1 cannot be read", id="text"),
+        pytest.param(b"hello", "expected what `xds-server record` wrote", id="text"),
         pytest.param(b"[1]", "line 1 is not of a recording", id="list"),
         pytest.param(b'{"recording": 9}', "no recording of format 1", id="format"),
         pytest.param(b'{"recording": 1}', "damaged line: KeyError", id="short"),
-        pytest.param(gzip.compress(b"x" * 999)[:20], "it breaks off after line 0", id="half"),
-        pytest.param(b"\x1f\x8b\x08" + b"\x00" * 99, "cannot be read", id="spoiled"),
+        pytest.param(gzip.compress(b"x" * 999)[:20], "it breaks off in its first line", id="half"),
+        pytest.param(b"\x1f\x8b\x08" + b"\x00" * 99, "it is no recording", id="spoiled"),
         pytest.param(
             b'{"recording":1,"start":1,"unix_s":1,"config_version":"x",'
             b'"brain":{"classes":[["gone:Gone",[]]],"nodes":[],"root":null}}',
@@ -331,6 +332,35 @@ def test_a_recording_without_its_end_is_played_as_far_as_it_goes(fleet, path):
     assert done.exit_code == 0
     assert "breaks off" in done.stderr
     assert "8 of 8 decisions" in done.stdout
+
+
+@pytest.mark.parametrize("packed", [True, False], ids=["gzip", "plain"])
+@pytest.mark.parametrize("part", [0.3, 0.6, 0.9, 0.99])
+def test_a_recording_that_a_full_disk_cut_is_played_up_to_there(fleet, path, packed, part):
+    written(path, fleet, lambda it: drive(it, start=100.0, seconds=30))
+    whole = path.read_bytes() if packed else gzip.decompress(path.read_bytes())
+    head = len(gzip.decompress(path.read_bytes()).splitlines()[0])
+    path.write_bytes(whole[: round(part * len(whole))])
+    done = run("replay", str(path))
+    if not packed and round(part * len(whole)) < head:
+        assert done.exit_code == 2
+        return
+    if done.exit_code == 2:
+        # So early that the packing had given nothing away yet.
+        assert part == 0.3
+        assert "breaks off" in done.stderr
+        return
+    assert (done.exit_code, "breaks off" in done.stderr) == (0, True)
+    played, of = re.search(r"(\d+) of (\d+) decisions", done.stdout).groups()
+    assert played == of
+    assert 0 < int(of) < 120
+
+
+def test_a_recording_that_ends_before_anything_was_decided_is_nothing_to_play(fleet, path):
+    written(path, fleet, lambda it: None, end=None)
+    done = run("replay", str(path))
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert "it breaks off before the first evaluation" in done.stderr
 
 
 def test_decisions_that_differ_are_explained(fleet, path):

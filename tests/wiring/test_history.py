@@ -169,7 +169,9 @@ async def test_what_happened_is_told_in_the_order_in_which_it_did(config, tmp_pa
             ["incident", "1", "--output", "/nowhere/x"], 1, "/nowhere/x: No such", id="out"
         ),
         pytest.param(["events", "--follow", "--until", "1m"], 2, "do not go together", id="follow"),
-        pytest.param(["record", "/tmp", "--for", "1m"], 2, "is there already", id="record-there"),
+        pytest.param(
+            ["record", "/tmp", "--for", "1m"], 2, "FILE: /tmp: expected", id="record-there"
+        ),
         pytest.param(
             ["record", "/nowhere/x", "--for", "1s"], 1, "No such file", id="record-nowhere"
         ),

@@ -14,6 +14,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
 from xds_server.core.model import Topology
+from xds_server.core.nearest import shown, there_is
 from xds_server.store.incident import export
 from xds_server.store.moments import parse_moment, parse_span
 from xds_server.store.row import Kind, Query, Row
@@ -135,9 +136,9 @@ class HistoryPages:
         for key, names in known.items():
             value = getattr(query, key)
             if value and value not in names and not self._store.knows(key, value):
-                some = ", ".join(sorted(names)[:10]) or "none"
+                known_now = there_is(value, sorted(names))
                 raise LookupError(
-                    f"there is no {key} {value!r}, now or in the history; now: {some}"
+                    f"there is no {key} {shown(value)}, now or in the history; {known_now}"
                 )
 
 

@@ -7,10 +7,11 @@ control plane's clock read then (`at_s`), never as an age: an age would differ e
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from xds_server.admin.overview import known_pressure
 from xds_server.core.model import InstanceId
 from xds_server.core.plan import (
     EndpointHealth,
@@ -20,7 +21,7 @@ from xds_server.core.plan import (
     TierPlan,
 )
 from xds_server.core.sample import Sample
-from xds_server.xds.syncz import ProxyStatus, SyncState, TypeStatus
+from xds_server.xds.syncz import ProxyStatus, SyncState, TypeStatus, worst
 
 Items = Mapping[str, str]
 """JSON texts by key, in the order in which they are shown."""
@@ -107,7 +108,7 @@ class InstanceTexts:
             "ceiling": _round(instance.ceiling),
             "weight": _weight(instance),
             "share": round(share, 4),
-            "pressure": _round(instance.pressure),
+            "pressure": _round(known_pressure(instance, sample)),
             "rule": instance.rule,
             "text": instance.reason.text,
             **_sample(sample),
@@ -186,7 +187,7 @@ def _proxy(status: ProxyStatus, now: float) -> dict[str, Any]:
         "id": status.proxy.id,
         "cluster": status.proxy.cluster,
         "protocol": status.protocol.value,
-        "state": _worst([each.state for each in status.types]).value,
+        "state": worst(each.state for each in status.types).value,
         "types": [
             {
                 "name": each.type_url.rpartition(".")[2],
@@ -206,14 +207,6 @@ def _since(status: TypeStatus, now: float) -> float | None:
     if status.state is not SyncState.STALE or status.sent_age_s is None:
         return None
     return round(now - status.sent_age_s, 1)
-
-
-def _worst(states: Sequence[SyncState]) -> SyncState:
-    """Return the state that a person must see first; a proxy that asked for nothing has nothing."""
-    for state in (SyncState.ERROR, SyncState.STALE, SyncState.NOT_SENT):
-        if state in states:
-            return state
-    return SyncState.SYNCED if states else SyncState.NOT_SENT
 
 
 def _round(value: float | None) -> float | None:

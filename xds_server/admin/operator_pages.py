@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
-from xds_server.admin import prospect
+from xds_server.admin import consequences, prospect
 from xds_server.admin.access import who_orders
 from xds_server.admin.overview import describe
 from xds_server.admin.server import is_foreign
@@ -20,11 +20,13 @@ from xds_server.config.load import MAX_BYTES, Config, load_text
 from xds_server.config.problems import ConfigError
 from xds_server.core.inputs import Force
 from xds_server.core.model import Model, ModelName, Tier, Topology
+from xds_server.core.nearest import nearest, shown, there_is
 from xds_server.core.plan import FORCED, Plan
 from xds_server.loop.control_loop import ControlLoop
 from xds_server.observability.history import History
 from xds_server.registered import Registered
 from xds_server.store.moments import parse_span, show_moment
+from xds_server.xds.syncz import ProxyStatus
 
 LEAST_S = 1.0
 MOST_S = 86400.0
@@ -52,12 +54,16 @@ class OperatorPages:
         clock: Clock,
         config: Callable[[], Config],
         registered: Callable[[], Iterable[Registered]],
+        facts: Callable[[], Mapping[str, Any]],
+        proxies: Callable[[], list[ProxyStatus]],
     ) -> None:
         self._loop = loop
         self._history = history
         self._clock = clock
         self._config = config
         self._registered = registered
+        self._facts = facts
+        self._proxies = proxies
 
     def routes(self) -> list[BaseRoute]:
         """Return the pages."""
@@ -71,8 +77,11 @@ class OperatorPages:
     async def _status(self, _: Request) -> Response:
         loop, now = self._loop, self._clock()
         plan, latest, is_warm = loop.fleet.plan, dict(loop.latest), loop.is_warm
+        facts, proxies = self._facts(), self._proxies()
         return await asyncio.to_thread(
-            lambda: JSONResponse(describe(plan, latest, is_warm=is_warm, now=now))
+            lambda: JSONResponse(
+                describe(plan, latest, facts=facts, proxies=proxies, is_warm=is_warm, now=now)
+            )
         )
 
     async def _diff(self, request: Request) -> Response:
@@ -147,14 +156,19 @@ class OperatorPages:
             until=self._clock() + span_s,
             until_unix_s=until_unix_s,
         )
-        answer = {"model": model.name, "tier": tier.name, "until": show_moment(until_unix_s)}
+        answer = {
+            "model": model.name,
+            "tier": tier.name,
+            "until": show_moment(until_unix_s),
+            "note": consequences.of_force(self._loop.fleet.plan, model.name),
+        }
         return order, answer
 
     def _end(self, given: Mapping[str, str]) -> tuple[Force, dict[str, Any]]:
         model, tier = self._forced(given.get("model", ""))
         why = given.get("why", "").strip()[:MOST_WHY]
         order = Force(model=model, tier=None, who=_who(given), why=why)
-        return order, {"model": model, "tier": tier}
+        return order, {"model": model, "tier": tier, "note": ""}
 
     def _forced(self, asked: str) -> tuple[ModelName, str]:
         """Return the model whose order is to end, and its tier."""
@@ -171,7 +185,11 @@ class OperatorPages:
             raise _OrderError(409, f"no tier of {asked!r} is forced")
         there = ", ".join(f"{name} (to {tier})" for name, tier in forced.items()) or "none"
         if asked:
-            raise _OrderError(404, f"there is no model {asked!r}; forced is {there}")
+            names = [str(each.name) for each in self._loop.fleet.topology.models]
+            known = there_is(asked, names)
+            raise _OrderError(404, f"there is no model {shown(asked)}; {known}")
+        if not forced:
+            raise _OrderError(409, "no tier is forced: there is nothing to end")
         if len(forced) != 1:
             raise _OrderError(409, f"forced is {there}: say which model")
         return forced.popitem()
@@ -193,8 +211,10 @@ def _tier(topology: Topology, asked: str) -> tuple[Model, Tier]:
     if found:
         names = ", ".join(f"{model.name}/{tier.name}" for model, tier in found)
         raise _OrderError(400, f"tier: {asked!r}: several models have it: {names}")
-    names = ", ".join(f"{model.name}/{tier.name}" for model, tier in every)
-    raise _OrderError(404, f"there is no tier {asked!r}; there is {names}")
+    known = [f"{model.name}/{tier.name}" for model, tier in every]
+    bare = () if "/" in asked else [str(tier.name) for _, tier in every]
+    clause = there_is(asked, bare if nearest(asked, bare) else known)
+    raise _OrderError(404, f"there is no tier {shown(asked)}; {clause}")
 
 
 def _can_serve(plan: Plan | None, model: Model, tier: Tier) -> bool:

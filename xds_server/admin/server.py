@@ -25,6 +25,7 @@ from starlette.routing import BaseRoute, Route
 from xds_server.admin.access import Access, Guarded, who_orders
 from xds_server.config.tls import Tls
 from xds_server.core.explain import explain
+from xds_server.core.nearest import shown, there_is
 from xds_server.core.plan import Plan
 from xds_server.observability.metrics import Scrape
 from xds_server.resources.capability import Capability
@@ -47,8 +48,8 @@ class Inside:
     metrics: Callable[[], Scrape]
     not_ready: Callable[[], str | None]
     """Why proxies are not answered yet; None when they are."""
-    drain: Callable[[str, bool, str, str], None]
-    """Instance, draining, who, why; raises `UnknownInstanceError`."""
+    drain: Callable[[str, bool, str, str], str]
+    """Instance, draining, who, why; returns what else is to be said, raises `UnknownInstanceError`."""
     evidence: Callable[[], Mapping[str, Any]]
     """What proxies saw of requests."""
     note: Callable[[str], str] = lambda _: ""
@@ -75,8 +76,8 @@ def make_app(inside: Inside) -> Guarded:
         Route("/debug/syncz", pages.syncz),
         Route("/debug/explain", pages.explain),
         Route("/debug/evidence", pages.evidence),
-        Route("/drain/{instance}", pages.drain, methods=["POST"]),
-        Route("/undrain/{instance}", pages.undrain, methods=["POST"]),
+        Route("/drain/{instance:path}", pages.drain, methods=["POST"]),
+        Route("/undrain/{instance:path}", pages.undrain, methods=["POST"]),
         *inside.access.routes(),
         *inside.routes,
     ]
@@ -163,10 +164,14 @@ class _Pages:
         who = who_orders(request, request.query_params.get("who", "admin"))
         why = request.query_params.get("why", "")
         try:
-            self._inside.drain(name, draining, who[:100], why[:200])
+            note = self._inside.drain(name, draining, who[:100], why[:200])
         except UnknownInstanceError:
-            return _error(404, f"there is no instance {name!r}")
-        return _json({"instance": name, "draining": draining}, status=202)
+            plan = self._inside.plan()
+            names = (
+                i.id for m in (plan.models if plan else ()) for t in m.tiers for i in t.instances
+            )
+            return _error(404, f"there is no instance {shown(name)}; {there_is(name, names)}")
+        return _json({"instance": name, "draining": draining, "note": note}, status=202)
 
 
 def is_foreign(request: Request) -> bool:

@@ -17,6 +17,7 @@ from xds_server.commands.asking import (
     ask,
     clean,
     fail,
+    note,
     print_json,
     server_at,
 )
@@ -38,7 +39,11 @@ def drain(
     """Give an instance no new requests until `undrain`; running ones finish."""
     path = f"/drain/{_quoted(instance)}"
     answer = _order(server_at(admin, token_file), path, who=who, why=_reason(why))
-    _say(answer, f"{instance} is being drained; `xds-server undrain` ends it", as_json=as_json)
+    _say(
+        answer,
+        f"{instance} is being drained; `xds-server undrain {instance}` ends it",
+        as_json=as_json,
+    )
 
 
 def undrain(
@@ -52,7 +57,10 @@ def undrain(
 ) -> None:
     """Let a drained instance warm up and take requests again."""
     answer = _order(server_at(admin, token_file), f"/undrain/{_quoted(instance)}", who=who, why=why)
-    _say(answer, f"{instance} is no longer drained: it warms up", as_json=as_json)
+    if answer["note"] and not as_json:
+        typer.echo(clean(f"{instance}: {answer['note']}"))
+        return
+    _say(answer, f"{instance} is no longer drained by an operator", as_json=as_json)
 
 
 def force(
@@ -74,7 +82,7 @@ def force(
     given = {"tier": tier, "for": span}
     answer = _order(server_at(admin, token_file), "/force", who=who, why=_reason(why), **given)
     name = f"{answer['model']}/{answer['tier']}"
-    text = f"{name} gets all requests until {answer['until']}; `xds-server unforce` ends it"
+    text = f"{name} gets all requests until {answer['until']}; `xds-server unforce {answer['model']}` ends it"
     _say(answer, text, as_json=as_json)
 
 
@@ -109,8 +117,10 @@ def _reason(why: str) -> str:
 def _say(answer: Any, text: str, *, as_json: bool) -> None:
     if as_json:
         print_json(answer)
-    else:
-        typer.echo(clean(text))
+        return
+    typer.echo(clean(text))
+    if answer.get("note"):
+        note(clean(answer["note"]))
 
 
 def _quoted(name: str) -> str:

@@ -24,6 +24,7 @@ from xds_server.commands.asking import (
     seconds,
     server_at,
 )
+from xds_server.core.nearest import shown, there_is
 
 _COLORS = {"synced": "green", "stale": "yellow", "not_sent": "dim", "error": "bold red"}
 _WORDS = {"synced": "acked", "stale": "stale", "not_sent": "nothing to send", "error": "nacked"}
@@ -51,8 +52,7 @@ def proxies(
         known = [each["proxy"]["id"] for each in found]
         found = [each for each in found if each["proxy"]["id"] == proxy]
         if not found:
-            names = ", ".join(sorted(set(known))[:20])
-            fail(f"no proxy {proxy!r} is connected; there is {names or 'none'}", FAILED)
+            fail(f"no proxy {shown(proxy)} is connected; {there_is(proxy, sorted(known))}", FAILED)
     if behind:
         found = [each | {"types": list(_behind(each))} for each in found]
         found = [each for each in found if each["types"]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import json
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from xds_server.commands.admin_client import BAD_USAGE, FAILED, AskError, lines
+from xds_server.commands.admin_client import BAD_USAGE, FAILED, AskError, Server, lines
 from xds_server.commands.asking import ADMIN, Admin, TokenFile, fail, note, server_at
 from xds_server.store.moments import parse_span
 
@@ -26,35 +27,60 @@ def record(
     admin: Admin = ADMIN,
     token_file: TokenFile = None,
 ) -> None:
-    """Record what a running server takes in and decides, for `replay`."""
+    """Record what a running server takes in and decides, for `replay`. Ctrl-C ends it early and keeps it."""
     try:
         seconds = parse_span(span)
     except ValueError as error:
         fail(f"--for: {error}", BAD_USAGE)
+    if not file.name or (file.exists() and not file.is_file()):
+        fail(f"FILE: {file}: expected the name of a file to be written", BAD_USAGE)
     if file.exists() and not force:
-        fail(f"{file} is there already (--force replaces it)", BAD_USAGE)
+        fail(f"FILE: {file}: it is there already (--force replaces it)", BAD_USAGE)
     server = server_at(admin, token_file)
     part = file.with_name(file.name + ".part")
-    count = 0
-    last = b""
     try:
-        with gzip.open(part, "wb") as out:
-            for line in lines(server, "/api/recording", {"for": f"{seconds:g}s"}):
-                out.write(line)
-                count += line.startswith(b'{"step"')
-                last = line
-        if not last.startswith(b'{"end"'):
-            raise AskError("the server ended before the recording did")
+        count, reason = _write(part, server, seconds)
         part.replace(file)
     except AskError as error:
         part.unlink(missing_ok=True)
         fail(str(error), error.code)
     except OSError as error:
-        fail(f"{part}: {error.strerror or error}", FAILED)
-    reason = json.loads(last)["end"]
+        with contextlib.suppress(OSError):
+            part.unlink(missing_ok=True)
+        fail(f"FILE: {file}: {error.strerror or error}: nothing is kept", FAILED)
     if reason:
         note(f"it ended early: {reason}")
     typer.echo(f"{file}: {count} evaluations in {file.stat().st_size} bytes")
+
+
+def _write(part: Path, server: Server, seconds: float) -> tuple[int, str]:
+    """Write what comes; return how many evaluations, and why it ended early (empty = it did not).
+
+    Raises:
+        AskError: There is no recording to be had, or the server ended before it.
+        OSError: The file cannot be written.
+    """
+    from xds_server.recording.format import STILL_HERE, end_line  # noqa: PLC0415
+
+    count = 0
+    last = b""
+    with gzip.open(part, "wb") as out:
+        try:
+            for line in lines(server, "/api/recording", {"for": f"{seconds:g}s"}):
+                if line == STILL_HERE:
+                    continue
+                out.write(line)
+                count += line.startswith(b'{"step"')
+                last = line
+        except KeyboardInterrupt:
+            # It has been long enough, for whoever asked for longer.
+            if not last:
+                raise AskError("it was ended before anything came") from None
+            out.write(end_line("Ctrl-C"))
+            return count, "Ctrl-C"
+    if not last.startswith(b'{"end"'):
+        raise AskError("the server ended before the recording did")
+    return count, str(json.loads(last)["end"])
 
 
 def replay(

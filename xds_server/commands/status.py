@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
-from rich.table import Table
 from rich.text import Text
 
 from xds_server.commands.admin_client import BAD_USAGE, AskError, Server, get
@@ -24,23 +23,19 @@ from xds_server.commands.asking import (
     console,
     fail,
     note,
-    percent,
     print_json,
     seconds,
     server_at,
 )
+from xds_server.commands.fleet_lines import lines
+from xds_server.commands.verdict import verdict
+from xds_server.core.nearest import shown, there_is
+from xds_server.store.moments import show_moment
 
-_COLORS = {
-    "healthy": "green",
-    "degraded": "yellow",
-    "critical": "bold red",
-    "warming": "yellow",
-    "recovering": "yellow",
-    "draining": "magenta",
-    "down": "bold red",
-    "quarantined": "bold red",
-}
-_COLUMNS = ("", "state", "weight", "pressure", "ceiling", "age", "why")
+CLOCKS_APART_S = 30.0
+"""From here on it is said that server and terminal do not agree what time it is."""
+_Look = Callable[[], dict[str, Any]]
+_Draw = Callable[..., RenderableType]
 
 
 def status(
@@ -52,22 +47,36 @@ def status(
         bool, typer.Option("--watch", "-w", help="Again and again, until Ctrl-C.")
     ] = False,
     every: Annotated[float, typer.Option(help="With --watch: seconds between two looks.")] = 1.0,
+    everything: Annotated[
+        bool,
+        typer.Option("--all", "-a", help="Every instance, also where many are as they should be."),
+    ] = False,
     as_json: Json = False,
     admin: Admin = ADMIN,
     token_file: TokenFile = None,
 ) -> None:
-    """Show models, tiers, instances and classes: level, pressure, weight, ceiling, age, reason."""
+    """Show what is wrong, then models, tiers, instances and classes: share, pressure, age, reason, what is next."""
     if not 0.1 <= every <= 3600:
         fail(f"--every: {every:g}: expected seconds from 0.1 to 3600", BAD_USAGE)
     server = server_at(admin, token_file)
+    out = console()
+
+    def look() -> dict[str, Any]:
+        return _look(server, model)
+
+    def draw(found: Mapping[str, Any], away: str = "") -> RenderableType:
+        return _page(found, out, everything=everything, away=away)
+
     try:
-        found = _look(server, model)
-        if watch:
-            _watch(server, model, found, every_s=every, as_json=as_json)
+        found = look()
+        if watch and (as_json or not out.is_terminal):
+            _print_on(look, draw, found, every_s=every, out=None if as_json else out)
+        elif watch:
+            _watch(look, draw, found, every_s=every, out=out)
         elif as_json:
             print_json(found)
         else:
-            console().print(_page(found))
+            _print(out, draw(found))
     except AskError as error:
         fail(str(error), error.code)
     except KeyboardInterrupt:
@@ -80,48 +89,41 @@ def _look(server: Server, model: str | None) -> dict[str, Any]:
         return found
     names = [each["model"] for each in found["models"]]
     if model not in names:
-        raise AskError(f"there is no model {model!r}; there is {', '.join(names) or 'none'}")
+        raise AskError(f"there is no model {shown(model)}; {there_is(model, names)}")
     return found | {"models": [each for each in found["models"] if each["model"] == model]}
 
 
 def _watch(
-    server: Server, model: str | None, found: dict[str, Any], *, every_s: float, as_json: bool
+    look: _Look, draw: _Draw, found: dict[str, Any], *, every_s: float, out: Console
 ) -> None:
     """Show it again and again; a server that is away for a moment is waited for."""
-    out = console()
-    if as_json or not out.is_terminal:
-        _print_on(server, model, found, every_s=every_s, out=None if as_json else out)
-        return
-    with Live(_page(found), console=out, screen=True, auto_refresh=False) as live:
+    with Live(draw(found), console=out, screen=True, auto_refresh=False) as live:
         while True:
             time.sleep(every_s)
             try:
-                page: RenderableType = _page(_look(server, model))
+                found = look()
+                page = draw(found)
             except AskError as error:
                 if not error.is_gone:
                     raise
-                page = Group(Text(clean(str(error)), style="bold red"), _page(found, is_old=True))
+                page = draw(found, str(error))
             live.update(page, refresh=True)
 
 
 def _print_on(
-    server: Server,
-    model: str | None,
-    found: dict[str, Any],
-    *,
-    every_s: float,
-    out: Console | None,
+    look: _Look, draw: _Draw, found: dict[str, Any], *, every_s: float, out: Console | None
 ) -> None:
     is_away = False
     while True:
-        if out is None:
-            typer.echo(json.dumps(found, ensure_ascii=False))
-        elif not is_away:
-            out.print(_page(found))
+        if not is_away:
+            if out is None:
+                typer.echo(json.dumps(found, ensure_ascii=False))
+            else:
+                _print(out, draw(found))
         sys.stdout.flush()
         time.sleep(every_s)
         try:
-            found, is_away = _look(server, model), False
+            found, is_away = look(), False
         except AskError as error:
             if not error.is_gone:
                 raise
@@ -130,67 +132,30 @@ def _print_on(
             is_away = True
 
 
-def _page(found: Mapping[str, Any], *, is_old: bool = False) -> RenderableType:
-    parts: list[RenderableType] = []
-    if not found["warm"]:
-        parts.append(Text("Proxies are not answered yet: it waits for telemetry.", style="yellow"))
-    if not found["models"]:
-        parts.append(Text("There is no plan yet."))
-    parts += [_model(each, is_old=is_old) for each in found["models"]]
+def _print(out: Console, page: RenderableType) -> None:
+    # A pipe has no width, so no line is broken there.
+    out.print(page, soft_wrap=not out.is_terminal)
+
+
+def _page(found: Mapping[str, Any], out: Console, *, everything: bool, away: str) -> RenderableType:
+    """Write it all: what is wrong, when that was, then model by model."""
+    moment = show_moment(found["unix_s"])[:19].replace("T", " ")
+    behind_s = time.time() - found["unix_s"]
+    parts: list[Text] = []
+    if away:
+        parts.append(Text(clean(away), style="bold red"))
+        parts.append(Text(f"What you see is from {moment} UTC, {seconds(max(0.0, behind_s))} ago."))
+    parts.append(verdict(found))
+    if not away:
+        parts.append(Text(f"{moment} UTC", style="dim"))
+    if not away and abs(behind_s) > CLOCKS_APART_S:
+        text = f"The clock here is {seconds(abs(behind_s))} {'ahead of' if behind_s > 0 else 'behind'} the server's."
+        parts.append(Text(text, style="yellow"))
+    parts.append(Text())
+    parts += lines(
+        found,
+        width=out.width if out.is_terminal else None,
+        everything=everything or not out.is_terminal,
+        is_old=bool(away),
+    )
     return Group(*parts)
-
-
-def _model(model: Mapping[str, Any], *, is_old: bool) -> Table:
-    table = Table(title=clean(model["model"]), title_justify="left", title_style="bold")
-    for name in _COLUMNS:
-        right = name in {"weight", "pressure", "ceiling", "age"}
-        table.add_column(name, justify="right" if right else "left", no_wrap=name != "why")
-    for row in _rows(model):
-        table.add_row(*row, style="dim" if is_old else "")
-    return table
-
-
-def _rows(model: Mapping[str, Any]) -> Iterator[tuple[RenderableType, ...]]:
-    for tier in model["tiers"]:
-        yield (
-            Text(clean(tier["tier"]), style="bold"),
-            _state(tier["level"]),
-            f"{tier['weight'] / tier['of']:.1%}",
-            percent(tier["pressure"]),
-            "",
-            "",
-            Text(_why(tier)),
-        )
-        for each in tier["instances"]:
-            stale = "" if each["telemetry"] == "fresh" else f" ({each['telemetry']})"
-            yield (
-                Text(f"  {clean(each['instance'])}"),
-                _state(each["state"], stale),
-                str(each["weight"]),
-                percent(each["pressure"]),
-                percent(each["ceiling"]),
-                seconds(each["age_s"]),
-                Text(_why(each)),
-            )
-    for each in model["classes"]:
-        state = "rejected" if each["is_rejected"] else "shed" if each["is_shed"] else "served"
-        shares = ", ".join(
-            f"{tier} {w / each['of']:.1%}" for tier, w in each["weights"].items() if w
-        )
-        yield (
-            Text(f"class {clean(each['class'])}"),
-            Text(state, style="green" if state == "served" else "bold red"),
-            f"{each['demand_ratio']:.1%}",
-            "",
-            "",
-            "",
-            Text(f"{clean(shares)}: {_why(each)}"),
-        )
-
-
-def _why(part: Mapping[str, Any]) -> str:
-    return clean(f"{part['sentence']} ({part['rule']})")
-
-
-def _state(word: str, more: str = "") -> Text:
-    return Text(word + more, style=_COLORS.get(word, ""))

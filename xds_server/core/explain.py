@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from xds_server.core.faults import PROXY_CAUSES
+from xds_server.core.nearest import nearest, shown, some
 from xds_server.core.plan import (
     FORCED,
     TIER_WEIGHT_TOTAL,
@@ -16,6 +16,7 @@ from xds_server.core.plan import (
     Reason,
     TierPlan,
 )
+from xds_server.core.track import PROXY_CAUSES
 
 _EVIDENCE = "A fresh sample that says the engine is up starts the ramp at its first stage."
 _DOUBTED = (
@@ -76,13 +77,17 @@ def explain(plan: Plan, subject: str) -> dict[str, Any]:
         for request_class in model.classes:
             if f"{model.name}/{request_class.name}" == subject:
                 return _class(model, request_class)
-    models = ", ".join(model.name for model in plan.models) or "none"
-    tiers = ", ".join(f"{model.name}/{t.name}" for model in plan.models for t in model.tiers)
-    instances = ", ".join(i.id for m in plan.models for t in m.tiers for i in t.instances)
-    raise UnknownSubjectError(
-        f"subject: {subject!r}; expected a model ({models}), a tier ({tiers or 'none'}) "
-        f"or an instance ({instances or 'none'})"
+    models = [str(model.name) for model in plan.models]
+    tiers = [f"{model.name}/{tier.name}" for model in plan.models for tier in model.tiers]
+    classes = [f"{model.name}/{each.name}" for model in plan.models for each in model.classes]
+    instances = [str(i.id) for m in plan.models for t in m.tiers for i in t.instances]
+    near = nearest(subject, [*models, *tiers, *classes, *instances])
+    expected = (
+        f"did you mean {' or '.join(near)}?"
+        if near
+        else f"expected a model ({some(models)}), a tier ({some(tiers)}) or an instance ({some(instances)})"
     )
+    raise UnknownSubjectError(f"subject: {shown(subject)}; {expected}")
 
 
 def _model(model: ModelPlan) -> dict[str, Any]:
@@ -180,13 +185,20 @@ def _instance(model: ModelPlan, tier: TierPlan, instance: InstancePlan) -> dict[
     }
 
 
+def changes_when(part: TierPlan | InstancePlan) -> str:
+    """Say what would change what a tier or an instance is given."""
+    otherwise = _SPILL if isinstance(part, TierPlan) else _changes_of_fault(part)
+    return _CHANGES.get(part.reason.rule, otherwise)
+
+
 def _weight(instance: InstancePlan) -> int:
     return instance.weight if instance.health is EndpointHealth.HEALTHY else 0
 
 
 def _changes_of_fault(instance: InstancePlan) -> str:
     if instance.ceiling > 0.0:
-        return _STAGES
+        hold_s = instance.reason.inputs.get("hold_s")
+        return _STAGES if hold_s is None else f"{_STAGES} The hold of this ramp is {hold_s:.1f} s."
     return _DOUBTED if instance.rule in PROXY_CAUSES else _EVIDENCE
 
 

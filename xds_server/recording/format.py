@@ -26,6 +26,8 @@ from xds_server.fleet import Evaluated, Memory, Reconfigured, Saw, Step
 from xds_server.recording.codec import CodecError, decode, encode
 
 FORMAT = 1
+STILL_HERE = b"\n"
+"""A line that is sent while there is nothing to say; it is not kept."""
 MOST_BYTES = 64 * 1024 * 1024
 """Of one line; ten thousand instances need half of it."""
 
@@ -129,7 +131,7 @@ class Recording:
         Raises:
             RecordingError: It cannot be read, or is no recording of this version.
         """
-        self._path = path
+        self.path = path
         self._lines = self._read()
         first = next(self._lines, None)
         if first is None:
@@ -167,28 +169,40 @@ class Recording:
                 raise self._wrong(error) from error
 
     def _read(self) -> Iterator[dict[str, Any]]:
-        path = self._path
+        path = self.path
         number = 0
         try:
             with path.open("rb") as raw:
                 is_packed = raw.read(2) == b"\x1f\x8b"
             with gzip.open(path) if is_packed else path.open("rb") as file:
                 while line := file.readline(MOST_BYTES):
-                    number += 1
-                    document = json.loads(line)
+                    try:
+                        document = json.loads(line)
+                    except ValueError:
+                        if number and not line.endswith(b"\n"):
+                            return  # Cut in the middle of a line.
+                        raise
+                    finally:
+                        number += 1
                     if not isinstance(document, dict):
                         raise RecordingError(f"{path}: line {number} is not of a recording")
                     yield document
         except OSError as error:
             raise RecordingError(f"{path}: {error.strerror or error}") from error
         except EOFError as error:
-            raise RecordingError(f"{path}: it breaks off after line {number}") from error
+            if number:
+                # What came before is whole, and is played; that there is no end is told.
+                return
+            raise RecordingError(f"{path}: it breaks off in its first line") from error
         except (zlib.error, ValueError, RecursionError) as error:
+            if number <= 1:
+                text = "it is no recording: expected what `xds-server record` wrote"
+                raise RecordingError(f"{path}: {text}") from error
             raise RecordingError(f"{path}: line {number} cannot be read: {error}") from error
 
     def _wrong(self, error: Exception) -> RecordingError:
         text = str(error) if isinstance(error, CodecError) else f"it has a damaged line: {error!r}"
-        return RecordingError(f"{self._path}: {text}")
+        return RecordingError(f"{self.path}: {text}")
 
 
 def _played(document: dict[str, Any]) -> Played:

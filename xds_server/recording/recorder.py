@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Callable
 
 from xds_server.clock import Clock
 from xds_server.fleet import Fleet, Step
-from xds_server.recording.format import Digests, Head, end_line, head_line, step_lines
+from xds_server.recording.format import STILL_HERE, Digests, Head, end_line, head_line, step_lines
 
 PAUSE_S = 0.2
 """Steps of this time are written together."""
@@ -21,6 +21,8 @@ MOST_STEPS = 5000
 """Steps that may wait; at 50 evaluations per second that is more than a minute."""
 MOST_AT_ONCE = 2
 """Recordings at the same time."""
+QUIET_S = 5.0
+"""Where nothing is decided for so long an empty line is sent: who waits gives up on a server that says nothing."""
 
 
 class TooManyError(Exception):
@@ -82,13 +84,17 @@ class Recorder:
         reason = ""
         try:
             yield await asyncio.to_thread(head_line, head)
-            end = head.start + span_s
+            end, told_at = head.start + span_s, self._clock()
             while not is_over and not self.is_ending.is_set() and (left := end - self._clock()) > 0:
                 await asyncio.sleep(min(PAUSE_S, left))
                 steps = list(waiting)
                 waiting.clear()
                 if steps:
+                    told_at = self._clock()
                     yield await asyncio.to_thread(step_lines, steps, digests)
+                elif self._clock() - told_at >= QUIET_S:
+                    told_at = self._clock()
+                    yield STILL_HERE
             if is_over:
                 reason = f"more than {MOST_STEPS} evaluations waited to be sent"
             elif self.is_ending.is_set():

@@ -159,6 +159,8 @@ def _play(recording: Recording, topology: Topology | None, policy: Policy | None
                 second.reconfigure(other, step.policy if policy is None else policy, now)
     for run in runs:
         run.end(now - head.start)
+    if not count and recording.end is None:
+        raise RecordingError(f"{recording.path}: it breaks off before the first evaluation")
     return Comparison(
         recorded=runs[0],
         other=runs[1],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
@@ -62,6 +63,15 @@ class ProxyStatus:
     types: tuple[TypeStatus, ...]
     part: float | None = None
     """What it may admit of every limit of the fleet, 0-1; None where nothing is limited, or it has no part yet."""
+
+
+def worst(states: Iterable[SyncState]) -> SyncState:
+    """Return the state that a person must see first; a proxy that asked for nothing has nothing."""
+    found = set(states)
+    for state in (SyncState.ERROR, SyncState.STALE, SyncState.NOT_SENT):
+        if state in found:
+            return state
+    return SyncState.SYNCED if found else SyncState.NOT_SENT
 
 
 def status_of(stream: Stream, now: float, part: float | None = None) -> ProxyStatus:

@@ -21,10 +21,16 @@ let isFirst = true;
 
 followTheme(document.getElementById("theme"));
 
+// From the verdict to what it is about.
+function look(subject, from) {
+  fleet.reveal(subject);
+  explain.open(subject, from);
+}
+
 function draw(changed) {
   fleet.draw(state, changed);
   proxies.draw(state, changed);
-  sum(state);
+  sum(state, look);
   explain.refresh(changed, state);
 }
 
@@ -63,7 +69,7 @@ connect({
 
 setInterval(() => {
   if (state === null) return;
-  document.getElementById("clock").textContent = utc(clock.unixAt(performance.now()));
+  document.getElementById("clock").textContent = utc(clock.now());
   fleet.age();
   proxies.age();
 }, 1000);

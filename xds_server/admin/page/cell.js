@@ -26,9 +26,10 @@ export class Cell {
     mark(this.button, "level", level(value.pressure, facts));
     write(this.parts.glyph, STATES[value.state] ?? "?");
     write(this.parts.share, value.health === "healthy" ? percent(value.share, 1) : "0 %");
-    const ceiling = value.ceiling > 0 && value.ceiling < 1 ? ` ≤${percent(value.ceiling)}` : "";
-    write(this.parts.state, `${value.state}${ceiling}`);
-    write(this.parts.numbers, value.pressure === null ? "p –" : `p ${number(value.pressure, 2)}`);
+    write(this.parts.state, value.state);
+    // The room is for one number: what holds it back, or how busy it is, which the bar tells too.
+    const isHeld = value.ceiling > 0 && value.ceiling < 1;
+    write(this.parts.numbers, isHeld ? `≤ ${percent(value.ceiling)}` : `p ${number(value.pressure, 2)}`);
     fill(this.parts.fill, value.pressure);
     this.label();
     this.age(facts);
@@ -47,6 +48,8 @@ export class Cell {
     const isOld = age === null || age > facts.stale_s;
     write(this.parts.age, age === null ? "never heard" : isOld ? `⚠ ${span(age)} old` : span(age));
     mark(this.parts.age, "old", String(isOld));
+    mark(this.button, "old", String(isOld));
+    mark(this.button, "calm", String(!isOld && this.value.state === "healthy" && this.value.ceiling === 1 && this.value.freshness === "fresh"));
   }
 }
 

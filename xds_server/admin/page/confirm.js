@@ -35,10 +35,12 @@ const ORDERS = {
   }),
 };
 
-export function confirm(order, name, access, onDone) {
+// `warning` is what else will follow, in this case.
+export function confirm(order, name, access, { warning = "", onDone }) {
   asked = { ...ORDERS[order](name), access, onDone };
   at("title").textContent = asked.title;
   at("text").textContent = asked.text;
+  at("warning").textContent = warning;
   at("yes").textContent = asked.yes;
   at("for-label").hidden = !asked.isTimed;
   // The history names whose token it is, whatever is written here.
@@ -62,7 +64,7 @@ dialog.querySelector("form").addEventListener("submit", async (event) => {
     const answer = await asked.access.fetch(`${asked.path}?${new URLSearchParams(given)}`, { method: "POST" });
     if (answer.ok) {
       dialog.close();
-      asked.onDone();
+      asked.onDone((await answer.json()).note);
     } else at("error").textContent = (await answer.json()).error ?? `Refused (${answer.status}).`;
   } catch {
     at("error").textContent = "The control plane does not answer; whether it was done, the events tell.";

@@ -17,6 +17,7 @@ export class Explain {
   async open(subject, from) {
     this.subject = subject;
     this.from = from;
+    this.note = "";
     await this.load();
     this.panel.querySelector("h2")?.focus();
     this.panel.scrollIntoView({ block: "nearest" });
@@ -32,6 +33,7 @@ export class Explain {
 
   // Ask again while it is open, when something that it tells has moved.
   refresh(changed, state) {
+    this.state = state;
     if (this.subject === null || this.waiting) return;
     const touched = changed.instances.includes(this.subject) || changed.models.includes(this.subject.split("/")[0]);
     if (!touched && state.instances.has(this.subject)) return;
@@ -54,7 +56,7 @@ export class Explain {
   }
 
   draw(answer) {
-    const text = JSON.stringify(answer);
+    const text = JSON.stringify([answer, this.note, this.lastOf(answer)]);
     if (text === this.drawn && !this.panel.hidden) return;
     this.drawn = text;
     const focused = this.panel.contains(document.activeElement) ? document.activeElement.dataset.key : null;
@@ -65,16 +67,33 @@ export class Explain {
       element("div", { class: "head" }, title, element("span", { class: "quiet", text: answer.kind ?? "" }), close),
       ...(answer.error ? [element("p", { class: "error", text: answer.error })] : body(answer)),
     );
+    if (this.note) this.panel.append(element("p", { class: "error", role: "status", text: this.note }));
     if (["instance", "tier"].includes(answer.kind)) this.panel.append(this.orders(answer));
     this.panel.hidden = false;
     if (focused) this.panel.querySelector(`[data-key="${focused}"]`)?.focus();
+  }
+
+  // What draining the last one of a tier that takes requests means.
+  lastOf(answer) {
+    if (answer.kind !== "instance" || !this.state) return "";
+    const tiers = this.state.models.get(answer.model)?.tiers ?? [];
+    const index = tiers.findIndex((each) => each.name === answer.tier);
+    const takes = (tier) => tier.instances.filter((id) => this.state.instances.get(id)?.health === "healthy");
+    if (index < 0 || takes(tiers[index]).join() !== answer.subject) return "";
+    const next = tiers.slice(index + 1).find((tier) => !tier.instances.length || takes(tier).length);
+    return `It is the last of ${answer.model}/${answer.tier} that takes requests: ${next ? `they go to ${next.name}` : "no tier after it can take them, and requests fail"}.`;
   }
 
   orders(answer) {
     if (!this.access.is.may_order) return element("p", { class: "quiet", text: `No orders from here: ${this.access.is.why}.` });
     const [order, subject, text] = orderOf(answer);
     const button = element("button", { type: "button", "data-key": "order", text });
-    button.addEventListener("click", () => confirm(order, subject, this.access, () => this.load()));
+    const warning = order === "drain" ? this.lastOf(answer) : "";
+    const onDone = (note) => {
+      this.note = note;
+      this.load();
+    };
+    button.addEventListener("click", () => confirm(order, subject, this.access, { warning, onDone }));
     return element("div", { class: "buttons" }, button);
   }
 }

@@ -3,6 +3,7 @@ import { element, mark, number, percent, write } from "./format.js";
 import { Chart, EndpointChart } from "./chart.js";
 import { Cell, fill, level } from "./cell.js";
 
+const MANY = 24; // Of more instances those that are as they should be take less room.
 const LEVELS = { healthy: "●", degraded: "▲", critical: "✕" };
 
 export class Fleet {
@@ -66,7 +67,7 @@ export class Fleet {
     }
     model.tiers.forEach((tier, index) => this.drawTier(part.tiers[index], tier));
     model.classes.forEach((each, index) => drawClass(part.classes[index], each));
-    const now = this.clock.unixAt(performance.now());
+    const now = this.clock.now();
     const isNews = part.chart.add(now, Object.fromEntries(model.tiers.map((each) => [each.name, each.weight])));
     if (isNews && part.shown === part.chart) part.chart.draw(now);
     this.trace(part, model);
@@ -74,7 +75,7 @@ export class Fleet {
 
   // Take the weights of endpoints into their charts.
   trace(part, model) {
-    const now = this.clock.unixAt(performance.now());
+    const now = this.clock.now();
     for (const tier of model.tiers) {
       const chart = part.endpoints.get(tier.name);
       if (!chart) continue;
@@ -112,7 +113,7 @@ export class Fleet {
     const show = () => {
       part.shown = part.endpoints.get(part.choice.value) ?? part.chart;
       for (const each of [part.chart, ...part.endpoints.values()]) each.root.hidden = each !== part.shown;
-      part.shown.draw(this.clock.unixAt(performance.now()));
+      part.shown.draw(this.clock.now());
     };
     part.choice.addEventListener("change", show);
     show();
@@ -132,7 +133,7 @@ export class Fleet {
     add("Pressure", fields.pressure, meter, fields.marks);
     add("Passes on", fields.spill);
     add("Demand / capacity", fields.flow);
-    const cells = element("ul", { class: "cells", "aria-label": `Instances of ${subject}` }, ...tier.instances.map((id) => this.cell(id).root));
+    const cells = element("ul", { class: tier.instances.length > MANY ? "cells many" : "cells", "aria-label": `Instances of ${subject}` }, ...tier.instances.map((id) => this.cell(id).root));
     const root = element("section", { class: "tier", "aria-label": `Tier ${subject}` },
       element("div", { class: "tierhead" },
         element("span", { class: `swatch s${index % 4}`, "aria-hidden": "true" }),
@@ -160,6 +161,14 @@ export class Fleet {
     fill(part.fill, tier.pressure);
   }
 
+  // Bring an instance or a tier into view.
+  reveal(subject) {
+    const [model, tier] = subject.split("/");
+    const index = this.state.models.get(model)?.tiers.findIndex((each) => each.name === tier) ?? -1;
+    const node = this.cells.get(subject)?.root ?? this.models.get(model)?.tiers[index]?.root;
+    node?.scrollIntoView({ block: "nearest" });
+  }
+
   backfill(row) {
     if (!row.data?.tiers) return;
     const model = this.models.get(row.model);
@@ -169,7 +178,7 @@ export class Fleet {
 
   age() {
     for (const cell of this.cells.values()) cell.age(this.state.facts);
-    const now = this.clock.unixAt(performance.now());
+    const now = this.clock.now();
     for (const { shown } of this.models.values()) shown.draw(now);
   }
 }

@@ -28,12 +28,23 @@ export class Clock {
   set(facts) {
     this.facts = facts;
     this.heardAt = performance.now();
+    this.heardWall = Date.now();
+  }
+
+  // Seconds since the last message. `performance` may stand still while the machine sleeps, the wall clock may be set:
+  // rather too old than too young.
+  elapsed() {
+    return Math.max(performance.now() - this.heardAt, Date.now() - this.heardWall) / 1000;
+  }
+
+  now() {
+    return this.facts.unix_s + this.elapsed();
   }
 
   // Age in seconds of what the control plane's clock calls `atS`.
   age(atS) {
     if (atS === null || atS === undefined) return null;
-    return Math.max(0, this.facts.now_s - atS + (performance.now() - this.heardAt) / 1000);
+    return Math.max(0, this.facts.now_s - atS + this.elapsed());
   }
 
   unixAt(performanceMs) {
