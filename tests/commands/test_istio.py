@@ -74,6 +74,10 @@ def test_services_may_be_chosen_and_the_policy_says_how_many_failures_eject(tmp_
         (["--server", "fleet-xds"], '--server: "fleet-xds": expected host:port'),
         (["--server", "fleet-xds:99999"], '--server: "fleet-xds:99999": expected host:port'),
         (["--label", "app"], '--label: "app": expected KEY=VALUE'),
+        (["--label", "app=a b"], '--label: "app=a b": expected a label\'s value'),
+        (["--label", "-=x"], '--label: "-=x": expected a label\'s name'),
+        (["--namespace", "Ai"], '--namespace: "Ai": expected a name of Kubernetes'),
+        (["--name", "fleet_xds"], '--name: "fleet_xds": expected the name of a Kubernetes object'),
         (
             ["--service", "llm.ai.svc.cluster.local"],
             f'--service: "llm.ai.svc.cluster.local": expected the host of a tier with instances: {BIG}',

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -36,7 +37,34 @@ def test_the_part_of_the_mesh_config_is_printed(config):
     assert "xds://127.0.0.1:18010" in ask(config).stdout
 
 
+TLS = {"certificate_file": "cert.pem", "key_file": "key.pem"}
+
+
+def with_source(config: Path, section: dict) -> None:
+    config.write_text(TEXT + f"  config_source: {json.dumps(section)}\n")
+
+
+@pytest.mark.parametrize(
+    ("section", "arguments", "said"),
+    [
+        ({"listen": "0.0.0.0:18010"}, [], "none that istiod could reach: give --address"),
+        ({"listen": "[::]:18010"}, [], "none that istiod could reach: give --address"),
+        ({"listen": "127.0.0.1:0"}, [], "expected host:port as istiod reaches it"),
+        ({}, ["--address", "fleet-xds"], '--address: "fleet-xds": expected host:port'),
+        ({}, ["--ca", str(ROOT / "tests/data/tls/cert.pem")], "we speak plaintext there"),
+        (TLS, [], "has a certificate: give --ca"),
+        (TLS, ["--ca", str(ROOT / "README.md")], "expected certificates in PEM"),
+    ],
+)
+def test_what_istiod_could_not_start_with_is_not_printed(config, section, arguments, said):
+    with_source(config, section)
+    done = ask(config, *arguments)
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert said in done.stderr
+
+
 def test_with_an_authority_it_has_the_certificates_themselves(config):
+    with_source(config, TLS)
     done = ask(config, "--ca", str(ROOT / "tests/data/tls/cert.pem"))
     (_, ours) = yaml.safe_load(done.stdout)["configSources"]
     assert ours["tlsSettings"]["mode"] == "SIMPLE"

@@ -107,6 +107,23 @@ def test_a_host_is_one_models_only_and_a_name_too():
     assert "a name that no other object" in found["istio.models[1].name"]
 
 
+def test_instances_behind_a_host_are_one_models_and_a_static_host_may_be_several():
+    raw = document()
+    raw["models"].append(raw["models"][0] | {"name": "chat2", "match": {"prefix": "/v2/"}})
+    raw["models"][1]["tiers"] = [
+        raw["models"][0]["tiers"][0] | {"instances": [{"name": "x", "address": "10.0.0.9:1"}]},
+        raw["models"][0]["tiers"][2],
+    ]
+    first = raw["istio"]["models"][0]
+    tiers = {each: dict(first["tiers"][each]) for each in ("primary", "static")}
+    raw["istio"]["models"].append({**first, "model": "chat2", "host": "b.ai.svc", "tiers": tiers})
+    found = problems(raw)
+    assert list(found) == ["istio.models[1].tiers.primary.host"]
+    assert "than istio.models[0].tiers.primary" in found["istio.models[1].tiers.primary.host"]
+    tiers["primary"]["port"] = 8001
+    load_text(dump(raw))
+
+
 def test_a_model_is_listed_once():
     raw = document()
     raw["istio"]["models"].append(raw["istio"]["models"][0])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
@@ -13,6 +14,8 @@ from xds_server.commands.admin_client import BAD_USAGE
 from xds_server.commands.asking import fail
 from xds_server.commands.istio_apply import apply
 from xds_server.commands.istio_mesh_config import mesh_config
+from xds_server.config.istio_checks import OBJECT_MOST, check_labels
+from xds_server.config.istio_schema import LABEL_PATTERN, OBJECT_PATTERN, PATTERN_RULES
 from xds_server.config.load import Config, load_file
 from xds_server.config.problems import ConfigError, show
 from xds_server.istio.cluster_names import MeshCluster
@@ -71,6 +74,7 @@ def envoyfilter(
 
     loaded = _load(config)
     labels, problems = _labels(label or [])
+    problems += _names(name, namespace)
     if not _is_target(server):
         problems.append(
             f"--server: {show(server)}: expected host:port, like fleet-xds.ai.svc:18000"
@@ -130,11 +134,24 @@ def _labels(written: Sequence[str]) -> tuple[dict[str, str], list[str]]:
     labels, problems = {}, []
     for each in written:
         key, sign, value = each.partition("=")
-        if sign and key:
-            labels[key] = value
-        else:
+        if not sign or not key:
             problems.append(f"--label: {show(each)}: expected KEY=VALUE, like app=llm-client")
+        elif wrong := list(check_labels("--label", {"labels": {key: value}})):
+            problems += [f"--label: {show(each)}: expected {one.expected}" for one in wrong]
+        else:
+            labels[key] = value
     return labels, problems
+
+
+def _names(name: str, namespace: str) -> list[str]:
+    """Return what the API server would say of the names, after the pipe into kubectl."""
+    problems = []
+    if not re.fullmatch(LABEL_PATTERN, namespace):
+        rule = PATTERN_RULES[LABEL_PATTERN]
+        problems.append(f"--namespace: {show(namespace)}: expected {rule}")
+    if len(name) > OBJECT_MOST or not re.fullmatch(OBJECT_PATTERN, name):
+        problems.append(f"--name: {show(name)}: expected {PATTERN_RULES[OBJECT_PATTERN]}")
+    return problems
 
 
 def _is_target(text: str) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 import yaml
@@ -11,7 +11,10 @@ import yaml
 from xds_server.commands.admin_client import BAD_USAGE
 from xds_server.commands.asking import fail
 from xds_server.config.load import load_file
-from xds_server.config.problems import ConfigError
+from xds_server.config.problems import ConfigError, show
+
+if TYPE_CHECKING:
+    from xds_server.config.istio_schema import ConfigSourceSection
 
 FAILED = 1
 
@@ -55,6 +58,8 @@ def mesh_config(
     section = loaded.istio.config_source
     if check is None:
         pem = None if ca is None else _read(ca)
+        if problem := _trouble(address, pem, section):
+            fail(problem, BAD_USAGE)
         made = fragment(address or section.listen, ca_pem=pem)
         typer.echo(yaml.safe_dump(made, sort_keys=False), nl=False)
         return
@@ -66,6 +71,27 @@ def mesh_config(
     if problems:
         fail("\n  ".join([f"{check}: {len(problems)} to mend", *problems]), FAILED)
     typer.echo(f"{check}: istiod asks us")
+
+
+def _trouble(address: str | None, pem: str | None, section: ConfigSourceSection) -> str:
+    """Return why an istiod with what would be printed would not start; empty where it would."""
+    reached = address or section.listen
+    host, _, port = reached.rpartition(":")
+    if not host.strip("[]") or not (port.isascii() and port.isdigit() and 1 <= int(port) <= 65535):
+        where = "--address" if address else "istio.config_source.listen"
+        return f"{where}: {show(reached)}: expected host:port as istiod reaches it; give --address"
+    if not address and host.strip("[]") in ("0.0.0.0", "::"):
+        return (
+            f"istio.config_source.listen: {show(reached)}: every address of this machine, and none that istiod "
+            "could reach: give --address"
+        )
+    if section.certificate_file is not None and pem is None:
+        return "istio.config_source has a certificate: give --ca, the file of its authority"
+    if section.certificate_file is None and pem is not None:
+        return "--ca: istio.config_source has no certificate_file: we speak plaintext there"
+    if pem is not None and "-----BEGIN" not in pem:
+        return "--ca: expected certificates in PEM"
+    return ""
 
 
 def _read(path: Path) -> str:

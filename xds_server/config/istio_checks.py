@@ -32,6 +32,7 @@ def object_name(model: str) -> str:
 def check_istio(raw: dict[str, Any]) -> Iterator[Problem]:
     """Yield every problem between values that are each well-formed."""
     claimed: dict[tuple[str, ...], str] = {}
+    places: dict[tuple[str, ...], str] = {}
     hosts = _Hosts()
     known = _known(raw)
     for path, model in _models(raw):
@@ -52,7 +53,7 @@ def check_istio(raw: dict[str, Any]) -> Iterator[Problem]:
                 key = ("host", str(gateway), model.get("host"))
                 yield from _claim(claimed, key, join(path, "host"), model.get("host"))
         if isinstance(name, str):
-            yield from _check_tiers(join(path, "tiers"), model.get("tiers"), known[name])
+            yield from _check_tiers(join(path, "tiers"), model.get("tiers"), known[name], places)
         for where, tier in _mapped(path, model):
             yield from hosts.check(where, tier)
             yield from check_labels(where, tier)
@@ -133,7 +134,13 @@ def _is_there(raw: dict[str, Any], way: str) -> bool:
     return isinstance(_section(raw, "istio").get(way), dict)
 
 
-def _check_tiers(path: str, written: Any, known: dict[str, dict[str, Any]]) -> Iterator[Problem]:
+def _check_tiers(
+    path: str,
+    written: Any,
+    known: dict[str, dict[str, Any]],
+    others: dict[tuple[str, ...], str],
+) -> Iterator[Problem]:
+    """Yield what is wrong with a model's tiers; `others` are the places of those before, and gets these."""
     if not isinstance(written, dict):
         return
     for name, tier in written.items():
@@ -155,7 +162,10 @@ def _check_tiers(path: str, written: Any, known: dict[str, dict[str, Any]]) -> I
         if isinstance(tier, dict) and isinstance(tier.get("host"), str):
             key = (tier["host"], str(tier.get("subset")), str(tier.get("port")))
             where = join(path, str(name))
-            first = places.setdefault(key, where)
+            # Models may have one host for their static answers; instances are one model's.
+            is_static = known.get(name, {}).get("answer") is not None
+            first = (places if is_static else others).setdefault(key, where)
+            first = places.setdefault(key, first)
             if first != where:
                 expected = f"another host, subset or port than {first}: the same pods are one tier"
                 yield Problem.of(join(where, "host"), tier["host"], expected)

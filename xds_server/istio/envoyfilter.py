@@ -61,7 +61,7 @@ def envoy_filter(
     """Return the EnvoyFilter as a Kubernetes object.
 
     Args:
-        clusters: Clusters of istiod whose endpoints come from us.
+        clusters: Clusters of istiod whose endpoints come from us; tiers of several models may share one.
         name: Name of the object.
         namespace: Where it applies; istiod's root namespace means everywhere.
         target: host:port of our xDS port as sidecars reach it.
@@ -71,7 +71,7 @@ def envoy_filter(
         mesh_tls: Speak the mesh's mutual TLS to our endpoints: they have sidecars themselves.
     """
     patches: list[dict[str, Any]] = []
-    for each in sorted(clusters):
+    for each in sorted(set(clusters)):
         patches += [
             {
                 "applyTo": "CLUSTER",
