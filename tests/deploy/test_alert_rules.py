@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import pytest
 import yaml
@@ -49,6 +50,49 @@ def test_promtool_judges_the_cases_and_does_not_only_read_them(tmp_path):
     said = promtool("test", "rules", tmp_path / CASES.name)
     assert said.returncode != 0
     assert "FleetDegradedAnswers" in said.stdout + said.stderr
+
+
+LASTING = [name for name, rule in ALERTS.items() if "keep_firing_for" in rule]
+GOOD = " 0+0x40"
+
+
+def _wave(case: dict[str, Any], name: str) -> dict[str, Any]:
+    """Let the series that make an alert fire be good again after ten minutes, for ten minutes."""
+    series = [
+        each | {"values": _ten_minutes(each["values"]) + GOOD} for each in case["input_series"]
+    ]
+    [firing] = [each for each in case["alert_rule_test"] if each["exp_alerts"]]
+    return case | {
+        "name": f"{name} lasts through a wave",
+        "input_series": series,
+        "alert_rule_test": [
+            firing | {"eval_time": "12m"},
+            {"eval_time": "18m", "alertname": name, "exp_alerts": []},
+        ],
+    }
+
+
+def _ten_minutes(values: str) -> str:
+    start, step = re.match(r"(-?[\d.]+)\+(-?[\d.]+)x", values).groups()
+    return f"{start}+{step}x39"
+
+
+@pytest.mark.prometheus
+def test_what_follows_load_is_one_alert_and_not_one_per_wave(tmp_path):
+    document = yaml.safe_load(CASES.read_text())
+    firing = {
+        each["alertname"]: case
+        for case in document["tests"]
+        for each in case["alert_rule_test"]
+        if each["exp_alerts"]
+    }
+    document["tests"] = [_wave(firing[name], name) for name in LASTING]
+    (tmp_path / "rules.yaml").write_text(RULES.read_text())
+    cases = tmp_path / CASES.name
+    cases.write_text(yaml.safe_dump(document))
+    said = promtool("test", "rules", cases)
+    assert said.returncode == 0, said.stdout + said.stderr
+    assert {"FleetStaticAnswers", "FleetDegradedAnswers", "FleetTierCritical"} <= set(LASTING)
 
 
 @pytest.mark.parametrize("name", ALERTS)
