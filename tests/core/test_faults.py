@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 
 from tests.fakes.brain import gpu, sample
 from xds_server.core import faults
-from xds_server.core.faults import Context, Track
 from xds_server.core.finding import Condition, judge
 from xds_server.core.plan import FaultState
 from xds_server.core.policy import RecoveryPolicy
 from xds_server.core.sample import EngineState, GpuHealth, TokenProbe, TokenResult
+from xds_server.core.track import Context, Track
 
 POLICY = RecoveryPolicy(jitter_ratio=0.0)
 UP, DOWN, LOADING = EngineState.UP, EngineState.DOWN, EngineState.LOADING

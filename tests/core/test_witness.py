@@ -7,12 +7,12 @@ import pytest
 from tests.fakes.brain import sample
 from xds_server.core import faults, witness
 from xds_server.core.evidence import IN_ROW, RATE
-from xds_server.core.faults import Context
 from xds_server.core.finding import judge
 from xds_server.core.inputs import Evidence
 from xds_server.core.plan import FaultState
 from xds_server.core.policy import RecoveryPolicy
 from xds_server.core.sample import EngineState
+from xds_server.core.track import Context
 
 POLICY = RecoveryPolicy(jitter_ratio=0.0, hold_s=30.0)
 UP, DOWN, LOADING = EngineState.UP, EngineState.DOWN, EngineState.LOADING

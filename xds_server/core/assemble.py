@@ -14,6 +14,7 @@ from xds_server.core.plan import Event, ModelPlan
 from xds_server.core.policy import Policy
 from xds_server.core.spill import SpillState
 from xds_server.core.state import FleetState, Forced, InstanceState, ModelState, TierState
+from xds_server.core.track import Context, Track
 
 
 class Place(NamedTuple):
@@ -74,10 +75,10 @@ def retarget(state: FleetState, topology: Topology, policy: Policy, now: float) 
     known = {place(s.instance): s for _, _, s in _all(state.models)}
     is_starting = now < state.started_at + policy.recovery.startup_s
 
-    def newcomer(instance_id: InstanceId) -> faults.Track:
+    def newcomer(instance_id: InstanceId) -> Track:
         if is_starting:
             return faults.present(now)
-        return faults.joined(faults.Context(instance_id, policy.recovery, now))
+        return faults.joined(Context(instance_id, policy.recovery, now))
 
     before = {model.model.name: model for model in state.models}
     models = tuple(
@@ -117,7 +118,7 @@ def build(
     now: float,
     *,
     known: Mapping[Place, InstanceState],
-    newcomer: Callable[[InstanceId], faults.Track],
+    newcomer: Callable[[InstanceId], Track],
     seed: Seed,
 ) -> ModelState:
     """Build a model's state from what is known about its instances, and its plan.
@@ -241,7 +242,7 @@ def _survivor(
     now: float,
     *,
     known: Mapping[Place, InstanceState],
-    newcomer: Callable[[InstanceId], faults.Track],
+    newcomer: Callable[[InstanceId], Track],
 ) -> InstanceState:
     state = known.get(place(configured))
     if state is None:

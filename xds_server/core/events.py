@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from xds_server.core import reasons
-from xds_server.core.faults import Track
 from xds_server.core.inputs import Evidence
 from xds_server.core.model import ModelName, TierName
 from xds_server.core.plan import Event, FaultState, Freshness, Level, Reason
 from xds_server.core.state import InstanceState
+from xds_server.core.track import Track
 
 
 def of_instance(

@@ -10,7 +10,6 @@ from dataclasses import replace
 from math import inf
 
 from xds_server.core import faults, flow, freshness, hysteresis, pressure, vram, witness
-from xds_server.core.faults import Context, Track
 from xds_server.core.finding import Condition, judge
 from xds_server.core.hysteresis import Latch
 from xds_server.core.inputs import Evidence
@@ -19,6 +18,7 @@ from xds_server.core.plan import FaultState, Freshness
 from xds_server.core.policy import Policy
 from xds_server.core.sample import EngineState, GpuHealth, MemoryKind, Sample
 from xds_server.core.state import InstanceState
+from xds_server.core.track import Context, Track
 from xds_server.core.vram import VramWatch
 
 _HEALTHY = FaultState.HEALTHY

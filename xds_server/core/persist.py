@@ -16,7 +16,6 @@ from typing import Any
 
 from xds_server.core import assemble, faults, force, hysteresis, instance, spill
 from xds_server.core.assemble import Place, Seed
-from xds_server.core.faults import Track
 from xds_server.core.levels import LevelTrack
 from xds_server.core.model import Instance, InstanceId, Model, Tier, TierName, Topology
 from xds_server.core.node import Node
@@ -34,6 +33,7 @@ from xds_server.core.plan import (
 from xds_server.core.policy import Policy
 from xds_server.core.spill import SpillState, TierSpill
 from xds_server.core.state import FleetState, Forced, InstanceState, ModelState, TierState
+from xds_server.core.track import Track
 from xds_server.core.vram import VramWatch
 
 VERSION = 1

@@ -14,7 +14,6 @@ from collections.abc import Sequence
 
 from xds_server.core import events as happened
 from xds_server.core import reasons
-from xds_server.core.faults import Track
 from xds_server.core.model import ModelName
 from xds_server.core.plan import (
     FORCED,
@@ -33,6 +32,7 @@ from xds_server.core.policy import WeightPolicy
 from xds_server.core.sentences import ABOVE_MEAN, BELOW_MEAN, EASING
 from xds_server.core.spill import TierShare
 from xds_server.core.state import InstanceState, ModelState, TierStep
+from xds_server.core.track import Track
 from xds_server.core.weights import allocate
 
 _HEALTHY = FaultState.HEALTHY

@@ -7,7 +7,6 @@ for ten thousand instances that nobody asks about.
 from __future__ import annotations
 
 from xds_server.core.evidence import IN_ROW, RATE
-from xds_server.core.faults import Track
 from xds_server.core.plan import FaultState, Freshness, LoadBasis, Reason
 from xds_server.core.sentences import (
     ABOVE_MEAN,
@@ -20,6 +19,7 @@ from xds_server.core.sentences import (
     LOAD_UNKNOWN,
 )
 from xds_server.core.state import InstanceState
+from xds_server.core.track import Track
 
 _NOW = {
     "engine_down": "its engine does not answer",

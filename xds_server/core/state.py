@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from xds_server.core.faults import Track
 from xds_server.core.flow import InstanceFlow
 from xds_server.core.hysteresis import Latch
 from xds_server.core.levels import LevelTrack
@@ -16,6 +15,7 @@ from xds_server.core.pressure import Held
 from xds_server.core.record import record
 from xds_server.core.sample import Sample
 from xds_server.core.spill import SpillState, TierReading
+from xds_server.core.track import Track
 from xds_server.core.vram import VramWatch
 
 

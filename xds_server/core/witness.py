@@ -17,10 +17,10 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from xds_server.core import faults
-from xds_server.core.faults import Context, Track
 from xds_server.core.finding import Condition, Finding
 from xds_server.core.inputs import Evidence
 from xds_server.core.plan import FaultState
+from xds_server.core.track import Context, Track
 
 AGREES = "proxies see its requests fail too"
 DISAGREES = "though proxies still see its requests succeed"
