@@ -33,7 +33,7 @@ class IstioParts:
             loop=loop,
             tally=tally,
             history=history,
-            mesh=MeshNow(lambda: config().istio, lambda: loop.fleet.topology),
+            mesh=MeshNow(_lasting(lambda: config().istio), lambda: loop.fleet.topology),
         )
         section = config().istio
         self.ways: dict[str, Way] = {} if section is None else dict(_ways(section, around))
@@ -55,6 +55,24 @@ class IstioParts:
         """Yield the gauges."""
         for way in self.ways.values():
             yield from way.readings()
+
+
+def _lasting(now: Callable[[], IstioSection | None]) -> Callable[[], IstioSection | None]:
+    """Return a function that gives the last section that had models.
+
+    Which ways run is decided at the start. A file that loses its section, or all of its models, takes effect at
+    the next one: until then the ways go on, and no mesh loses its routes for an edit.
+    """
+    last: IstioSection | None = None
+
+    def section() -> IstioSection | None:
+        nonlocal last
+        found = now()
+        if found is not None and found.models:
+            last = found
+        return last
+
+    return section
 
 
 def _ways(section: IstioSection, around: Around) -> Iterator[tuple[str, Way]]:

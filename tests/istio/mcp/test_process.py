@@ -133,6 +133,28 @@ async def test_a_changed_file_changes_what_istiod_has_without_a_restart(tmp_path
         await server.event("server_settings_changed")
 
 
+@pytest.mark.parametrize("left", [None, {"endpoint_picker": {}}], ids=["nothing", "another-way"])
+async def test_a_file_that_loses_the_section_takes_no_route_from_the_mesh(tmp_path, left):
+    config = written(tmp_path)
+    async with (
+        running_server(config, tmp_path / "state", NO_GRACE) as server,
+        started_istiod(await target_of(server)) as istiod,
+    ):
+        document = yaml.safe_load(config.read_text())
+        document["istio"] = left
+        document = {key: each for key, each in document.items() if each is not None}
+        config.write_text(yaml.safe_dump(document, sort_keys=False))
+        server.hang_up()
+        await server.event("server_settings_changed", note="they take effect at the next start")
+        await server.event("config_reloaded")
+        await force(server, "fallback")
+        await until(lambda: istiod.weights(HOST) == {FALLBACK: 100}, "what runs to go on")
+        assert [each.what for each in istiod.changes if each.kind == "VirtualService"] == [
+            "added",
+            "updated",
+        ]
+
+
 async def test_a_port_that_is_taken_is_told_in_one_sentence(tmp_path):
     async with running_server(written(tmp_path), tmp_path / "one", NO_GRACE) as first:
         taken = await target_of(first)
