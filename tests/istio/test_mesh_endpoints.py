@@ -102,6 +102,7 @@ def test_names_of_a_new_configuration_are_served_with_the_same_plan():
         "chat/primary",
         "chat/fallback",
     }
+    assert set(builder._copies) == {NAMES[1]}, "a configuration of the past costs nothing"
 
 
 def test_the_names_are_those_of_the_tiers_that_have_a_port():

@@ -66,23 +66,24 @@ class MeshEndpoints:
 
     def _extended(self, snapshot: Snapshot, aliases: Aliases) -> Snapshot:
         own = snapshot.of_type(ENDPOINT).resources
-        named = dict(own)
-        for tier, names in aliases.items():
-            found = own.get(tier)
-            if found is not None:
-                named.update((name, self._copy(found, name)) for name in names)
+        copies = {
+            name: self._copy(own[tier], name)
+            for tier, names in aliases.items()
+            if tier in own
+            for name in names
+        }
+        self._copies = copies  # names of the past are let go
+        named = {**own, **{name: copy for name, (_, copy) in copies.items()}}
         return replace(snapshot, types={**snapshot.types, ENDPOINT: TypeSnapshot(ENDPOINT, named)})
 
-    def _copy(self, found: Resource, name: str) -> Resource:
-        """Return the assignment under another name; the same object while it is the same."""
+    def _copy(self, found: Resource, name: str) -> tuple[Resource, Resource]:
+        """Return an assignment, and the same under another name; the same objects while it is the same."""
         before = self._copies.get(name)
         if before is not None and before[0] is found:
-            return before[1]
+            return before
         table = ClusterLoadAssignment.FromString(found.body)
         table.cluster_name = name
-        made = Resource.of(name, serialize(table))
-        self._copies[name] = (found, made)
-        return made
+        return found, Resource.of(name, serialize(table))
 
 
 def with_mesh_endpoints(

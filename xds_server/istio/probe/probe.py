@@ -15,6 +15,7 @@ from xds_server.core.model import ModelName
 from xds_server.core.plan import Plan
 from xds_server.istio.mesh import Mesh
 from xds_server.istio.probe.follow import Follow
+from xds_server.istio.probe.outage import Outage
 from xds_server.istio.probe.seen import Seen, describe, difference
 from xds_server.istio.probe.stream import Configs, ProbeError, identity, watch
 from xds_server.istio.way import Around
@@ -45,7 +46,7 @@ class Probe:
         """Models whose classes share one route: there is one in a VirtualService of somebody else's."""
         self._mesh = Mesh()
         self._names: tuple[str, ...] = ()
-        self._trouble: str | None = None
+        self._outage = Outage()
         self._changed = asyncio.Event()
         self._log = logs.get("istio-probe")
         around.loop.subscribe(self._heard)
@@ -152,12 +153,9 @@ class Probe:
         now = self._clock()
         if not self.is_connected:
             self.is_connected = True
+            self._outage.there()
             self._log.info(logs.MESH_WATCHED, istiod=self._section.istiod)
-            if self._trouble is not None:
-                self._trouble = None
-                self._around.history.mesh(
-                    logs.MESH_WATCHED, f"istiod {self._section.istiod} is watched again."
-                )
+            self._say_if_it_is_back(now)
         for model in self._mesh.models:
             follow = self._follows.get(model.model)
             if follow is None:
@@ -173,11 +171,16 @@ class Probe:
 
     def _lost(self, reason: str) -> None:
         self._blind()
-        if reason != self._trouble:
-            self._trouble = reason
+        if self._outage.lost(reason, self._clock()):
             self._log.warning(logs.MESH_UNWATCHED, istiod=self._section.istiod, reason=reason)
             self._around.history.mesh(
                 logs.MESH_UNWATCHED, f"istiod {self._section.istiod} cannot be watched: {reason}"
+            )
+
+    def _say_if_it_is_back(self, now: float) -> None:
+        if self._outage.is_over(now):
+            self._around.history.mesh(
+                logs.MESH_WATCHED, f"istiod {self._section.istiod} is watched again."
             )
 
     # What is late.
@@ -186,6 +189,7 @@ class Probe:
         while True:
             await asyncio.sleep(LOOK_S)
             now = self._clock()
+            self._say_if_it_is_back(now)
             for name, follow in self._follows.items():
                 self._judge(name, follow, now)
 
@@ -205,7 +209,8 @@ class Probe:
                 model=name,
                 wanted=[describe(each) for each in wanted.routes],
             )
-        elif age == 0.0 and name in self._late:
+        elif age < self._section.late_s / 4 and name in self._late:
+            # Not zero: while weights change all the time, some are always on their way.
             self._late.discard(name)
             self._log.info(logs.MESH_FOLLOWING, model=name)
             self._around.history.mesh(
