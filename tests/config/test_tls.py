@@ -34,6 +34,21 @@ def test_a_file_of_tls_does_not_come_alone(name, said):
     assert said in str(caught.value)
 
 
+def test_a_file_of_tls_is_named_as_it_was_told(tmp_path):
+    gone = str(tmp_path / "gone.pem")
+    with pytest.raises(ConfigError) as caught:
+        resolve(
+            flags={"xds_cert_file": gone},
+            environ={"XDS_SERVER_XDS_KEY_FILE": gone},
+            file={"xds_client_ca_file": gone},
+        )
+    assert [each.path for each in caught.value.problems] == [
+        "--xds-cert-file",
+        "XDS_SERVER_XDS_KEY_FILE",
+        "server.xds_client_ca_file",
+    ]
+
+
 @pytest.mark.parametrize("content", [None, b"nothing", b"\xff"], ids=["gone", "no-pem", "binary"])
 def test_a_file_of_tls_that_is_no_pem_is_refused(tmp_path, content):
     path = tmp_path / "x.pem"

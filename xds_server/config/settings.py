@@ -200,10 +200,15 @@ def resolve(
     token = _read_token(names["agents_token_file"], section.agents_token_file)
     if section.admin_tokens_file is not None:
         read_tokens(Path(section.admin_tokens_file))
-    return _settings(section, token, environ)
+    return _settings(section, token, environ, names)
 
 
-def _settings(section: ServerSection, token: str | None, environ: Mapping[str, str]) -> Settings:
+def _settings(
+    section: ServerSection,
+    token: str | None,
+    environ: Mapping[str, str],
+    names: Mapping[str, str],
+) -> Settings:
     xds_host, xds_port = parse_address(section.xds_listen or "", lowest_port=0)
     admin_host, admin_port = parse_address(section.admin_listen or "", lowest_port=0)
     state_dir = Path(section.state_dir) if section.state_dir else default_state_dir(environ)
@@ -216,8 +221,8 @@ def _settings(section: ServerSection, token: str | None, environ: Mapping[str, s
         agents_token=token,
         admin_tokens_file=Path(section.admin_tokens_file) if section.admin_tokens_file else None,
         admin_anonymous=section.admin_anonymous,
-        xds_tls=tls_of(section, "xds"),
-        admin_tls=tls_of(section, "admin"),
+        xds_tls=tls_of(section, "xds", told=names),
+        admin_tls=tls_of(section, "admin", told=names),
         log_format=section.log_format or "auto",
         log_level=section.log_level or "info",
         grace_s=section.grace_s or 0.0,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ssl
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -40,12 +40,13 @@ class Tls:
         return ""
 
 
-def tls_of(section: ServerSection, side: str) -> Tls | None:
+def tls_of(section: ServerSection, side: str, *, told: Mapping[str, str]) -> Tls | None:
     """Return the TLS of a listener; None = it has none.
 
     Args:
         section: The settings.
         side: `xds` or `admin`.
+        told: By setting, the name under which it was told: the file's key, a variable or a flag.
 
     Raises:
         ConfigError: A file is missing, cannot be read, or does not fit the others.
@@ -54,7 +55,7 @@ def tls_of(section: ServerSection, side: str) -> Tls | None:
     paths = [getattr(section, name, None) for name in names]
     if not any(paths):
         return None
-    problems = list(_problems(dict(zip(names, paths, strict=True))))
+    problems = list(_problems(dict(zip(names, paths, strict=True)), told))
     if problems:
         raise ConfigError("settings", problems)
     cert, key, client_ca = (Path(path) if path else None for path in paths)
@@ -63,21 +64,21 @@ def tls_of(section: ServerSection, side: str) -> Tls | None:
     made = Tls(cert=cert, key=key, client_ca=client_ca)
     if trouble := made.trouble():
         expected = f"certificate and key that fit and are not encrypted ({trouble})"
-        raise ConfigError("settings", [Problem.of(f"server.{names[0]}", str(cert), expected)])
+        raise ConfigError("settings", [Problem.of(told[names[0]], str(cert), expected)])
     return made
 
 
-def _problems(files: dict[str, str | None]) -> Iterator[Problem]:
+def _problems(files: Mapping[str, str | None], told: Mapping[str, str]) -> Iterator[Problem]:
     given = [name for name, path in files.items() if path]
     for name, path in files.items():
         if not path:
             if not name.endswith("client_ca_file"):
-                expected = f"a file, as there is {given[0]}"
-                yield Problem.of(f"server.{name}", MISSING, expected)
+                expected = f"a file, as there is {told[given[0]]}"
+                yield Problem.of(told[name], MISSING, expected)
             continue
         try:
             is_pem = "-----BEGIN " in Path(path).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError):
             is_pem = False
         if not is_pem:
-            yield Problem.of(f"server.{name}", path, "a readable file in PEM")
+            yield Problem.of(told[name], path, "a readable file in PEM")
