@@ -195,12 +195,21 @@ async def test_a_drain_is_said_at_once_even_about_an_engine_that_cannot_be_read(
         assert (await one.call("POST", "/drain/b"))[0] == 404
 
 
-async def test_a_page_of_another_site_drains_nothing():
+async def test_a_page_in_a_browser_drains_nothing():
     async with running(IDLE) as here:
         url = f"http://{here.admin}/drain/a"
-        for origin, status in (("http://evil.example", 403), (f"http://{here.admin}", 200)):
-            async with here.http.post(url, headers={"origin": origin}) as answer:
-                assert answer.status == status
+        for headers in (
+            {"origin": "http://evil.example"},
+            {"origin": "http://evil.example", "host": "evil.example"},
+            {"origin": f"http://{here.admin}"},
+            {"origin": "null"},
+        ):
+            async with here.http.post(url, headers=headers) as answer:
+                assert answer.status == 403
+        async with here.http.get(f"http://{here.admin}/instances/a") as answer:
+            assert not (await answer.json())["draining"]
+        async with here.http.post(url) as answer:
+            assert answer.status == 200
 
 
 async def test_drain_ends_when_confirmed_and_idle():
