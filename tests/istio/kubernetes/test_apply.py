@@ -112,9 +112,28 @@ async def test_while_a_server_keeps_the_objects_nothing_is_written_beside_it(api
     assert "xds-server-0_x holds Lease gpu-xds/gpu-xds-istio" in done.stderr
     assert not api.writes("virtualservices")
     assert (await apply("--dry-run")).exit_code == 0
-    old = lease.taken(None, target=LEASE, me="gone", rules=rules, wall=time.time() - 60)
+    old = lease.taken(None, target=LEASE, me="gone", rules=LeaseRules.of(3), wall=time.time() - 60)
     await api.put(old)
     assert (await apply()).exit_code == 0
+
+
+async def test_a_server_whose_clock_is_behind_keeps_the_objects_all_the_same(api, apply):
+    rules, behind_s = LeaseRules.of(6), 3600.0
+
+    async def renew():
+        while True:
+            wall = time.time() - behind_s
+            await api.put(lease.taken(None, target=LEASE, me="behind", rules=rules, wall=wall))
+            await asyncio.sleep(rules.retry_s)
+
+    renewing = asyncio.create_task(renew())
+    try:
+        done = await apply()
+    finally:
+        renewing.cancel()
+    assert done.exit_code == 1
+    assert "control plane behind holds Lease" in done.stderr
+    assert not api.writes("virtualservices")
 
 
 async def test_an_object_of_somebody_elses_is_refused_by_name(api, apply):

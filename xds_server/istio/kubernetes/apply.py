@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import datetime as dt
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,9 +11,12 @@ from typing import Any
 from xds_server.istio.kubernetes.change import Refusal, Unchanged, Wanted, decide
 from xds_server.istio.kubernetes.client import Document, KubernetesClient
 from xds_server.istio.kubernetes.errors import Cause, KubernetesError, Ref, rule_for
+from xds_server.istio.kubernetes.lease import see
 from xds_server.istio.kubernetes.objects import GROUP
 from xds_server.istio.kubernetes.route_patch import Patched
 
+LOOK_AGAIN_MOST_S = 10.0
+"""A lease that looks over is looked at again after a third of its time, and not later than this."""
 UNCHANGED, REFUSED, FAILED = "unchanged", "refused", "failed"
 _LEASE_VERBS = ("get", "create", "update")
 _OBJECT_VERBS = ("get", "watch", "create", "update")
@@ -118,13 +122,16 @@ async def writer(client: KubernetesClient, lease: Ref, wall: float) -> str:
     Raises:
         KubernetesError: The server does not say.
     """
-    document = await _live(client, lease)
-    spec = (document or {}).get("spec") or {}
-    holder, renewed = str(spec.get("holderIdentity") or ""), str(spec.get("renewTime") or "")
-    if not holder or not renewed:
+    seen = see(await _live(client, lease) or {}, None, wall)
+    if seen.is_free or not seen.renewed:
         return ""
-    age_s = wall - dt.datetime.fromisoformat(renewed).timestamp()
-    return holder if age_s < float(spec.get("leaseDurationSeconds") or 0) else ""
+    age_s = wall - dt.datetime.fromisoformat(seen.renewed).timestamp()
+    if age_s < seen.duration_s:
+        return seen.holder
+    # By our clock it is over. Clocks of machines differ, and who renews it holds it.
+    await asyncio.sleep(min(LOOK_AGAIN_MOST_S, seen.duration_s / 3))
+    again = see(await _live(client, lease) or {}, seen, wall)
+    return "" if again.renewed == seen.renewed else again.holder
 
 
 async def preferred_version(client: KubernetesClient) -> str | None:
