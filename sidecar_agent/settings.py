@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import re
 from pathlib import Path
@@ -58,6 +59,12 @@ def _name(value: str) -> str:
 def _engine(value: str) -> str:
     if value != AUTO and value not in ADAPTERS:
         raise ValueError(f"expected one of: {', '.join([AUTO, *ADAPTERS])}")
+    return value
+
+
+def _token(value: str) -> str:
+    if not all("!" <= each <= "~" for each in value):
+        raise ValueError("expected one token of visible ASCII characters")
     return value
 
 
@@ -165,7 +172,7 @@ class ControlPlaneSettings(_Strict):
 
     address: Addresses = ("127.0.0.1:18000",)
     """Each is told everything, by a stream of its own: control planes share nothing."""
-    token: str = Field(default="", repr=False)
+    token: Annotated[str, AfterValidator(_token)] = Field(default="", repr=False)
     token_file: Path | None = None
     tls: TlsSettings | None = None
     keepalive_s: Seconds = 20.0
@@ -242,10 +249,19 @@ class Settings(_Strict):
         return self
 
     def token(self) -> str:
-        """Return the token, read anew from its file so that a rotated one is picked up."""
-        if self.control_plane.token_file is not None:
-            return self.control_plane.token_file.read_text(encoding="utf-8").strip()
-        return self.control_plane.token
+        """Return the token, read anew from its file so that a rotated one is picked up.
+
+        Raises:
+            OSError: the file cannot be read, or holds what no header can.
+        """
+        path = self.control_plane.token_file
+        if path is None:
+            return self.control_plane.token
+        token = path.read_text(encoding="utf-8", errors="replace").strip()
+        try:
+            return _token(token)
+        except ValueError as error:
+            raise OSError(errno.EINVAL, str(error), str(path)) from None
 
     def shown(self) -> dict[str, Any]:
         """Return the effective settings for people, without the token."""

@@ -172,7 +172,7 @@ class Uplink:
             self._failed(str(ended))
         except grpc.aio.AioRpcError as error:
             self._failed(f"{error.code().name}: {error.details()}")
-        except (OSError, UnicodeError) as error:
+        except OSError as error:  # a file of TLS, or of the token
             self._failed(f"cannot open the channel: {error}")
         finally:
             status.connected = False

@@ -86,6 +86,22 @@ def test_a_token_file_is_read_anew_each_time(tmp_path):
     assert settings.token() == "two"
 
 
+@pytest.mark.parametrize(
+    "content", [b"one\ntwo", b"a b", b"\xff\xfe", "schl\u00fcssel".encode(), b"a\x00b"]
+)
+def test_a_token_that_no_header_can_hold_is_told_with_its_file_and_not_shown(tmp_path, content):
+    file = tmp_path / "token"
+    file.write_bytes(content)
+    settings = load(Flags(instances=("a=http://h:1",)), {"SIDECAR_AGENT_TOKEN_FILE": str(file)})
+    with pytest.raises(OSError, match="expected one token of visible ASCII") as caught:
+        settings.token()
+    assert str(file) in str(caught.value)
+    assert "one" not in str(caught.value).replace("expected one", "")
+    with pytest.raises(SettingsError, match=r"control_plane\.token: found") as refused:
+        load(Flags(instances=("a=http://h:1",)), {"SIDECAR_AGENT_TOKEN": "two words"})
+    assert "words" not in str(refused.value)
+
+
 def test_the_token_is_never_shown(write):
     settings = load(Flags(config=write(GOOD)), {})
     assert "from-file" not in str(settings.shown())

@@ -16,6 +16,7 @@ from sidecar_agent import encode
 from sidecar_agent.engine.facts import EngineFacts, EngineState
 from sidecar_agent.identity import Identity, Owned
 from sidecar_agent.join import Sample
+from sidecar_agent.settings import Settings
 from sidecar_agent.uplink import Server, Uplink
 from tests.fakes.blackhole import Blackhole
 from tests.fakes.telemetry_server import TelemetryServer
@@ -346,11 +347,14 @@ async def test_tls_files_that_are_missing_are_told(tmp_path):
 async def test_a_token_file_that_is_missing_is_told(tmp_path):
     async with TelemetryServer() as server:
         uplink = make(server.address)
-        uplink._token = (tmp_path / "token").read_text
+        file = tmp_path / "token"
+        uplink._token = Settings.model_validate({"control_plane": {"token_file": str(file)}}).token
         async with running(uplink):
-            await until(lambda: "token" in uplink.status.detail)
-            (tmp_path / "token").write_bytes(b"\xff")
-            await until(lambda: "can't decode" in uplink.status.detail)
+            await until(lambda: str(file) in uplink.status.detail)
+            file.write_bytes(b"\xff")
+            await until(lambda: "visible ASCII" in uplink.status.detail)
+            file.write_text("right")
+            await until(lambda: uplink.status.connected)
 
 
 def test_channel_options_notice_a_dead_peer_in_time():
