@@ -183,21 +183,98 @@ def test_what_proxies_are_asked_for_is_smoothed():
     assert 45.0 < now < 80.0
 
 
-def test_divisions_are_few_because_each_refills_buckets():
+def changed_from(before, shares):
+    """How much of the whole the parts are whose buckets are refilled."""
+    return sum(part for name, part in shares.parts.items() if before.get(name) != part)
+
+
+def test_changes_are_few_because_each_refills_buckets():
     shares = divided("a")
-    names, now, divisions = ["a"], SETTLE, [SETTLE]
-    whole = dict(shares.parts)
+    names, now = ["a"], SETTLE
+    changes, whole = [(SETTLE, 1.0)], 0
     while now < 300.0:
         now += 0.5
         if now % 3 == 0:
             names.append(f"p{now:g}")
+        before = dict(shares.parts)
         shares.update(names, {}, now)
-        if sum(shares.parts.values()) == pytest.approx(1.0) and shares.parts != whole:
-            divisions.append(now)
-            whole = dict(shares.parts)
-    for first, last in zip(divisions, divisions[POLICY.divisions :], strict=False):
-        assert last - first >= POLICY.divisions_every_s
-    assert len(divisions) >= 300 / POLICY.divisions_every_s
+        changes.append((now, changed_from(before, shares)))
+        whole += changes[-1][1] == pytest.approx(1.0)
+    for end, _ in changes:
+        lately = [changed for at, changed in changes if end - POLICY.divisions_every_s < at <= end]
+        assert sum(lately) <= POLICY.divisions + 3 * RESERVE, "the reserve once per division"
+    assert whole >= 300 / POLICY.divisions_every_s - 1, "nor are divisions put off by who comes"
+
+
+@pytest.mark.parametrize("fleet", [1, 2, 3, 10, 100])
+@pytest.mark.parametrize("apart_s", [0.0, 0.3, 3.0, 25.0])
+def test_a_newcomer_has_half_of_an_equal_part_within_seconds_though_a_division_was_lately(
+    fleet, apart_s
+):
+    """Until the fleet is twice as large, or half a minute has passed."""
+    there = [f"old-{number}" for number in range(fleet)]
+    shares, now = divided(*there), SETTLE
+    for number in range(fleet):
+        if now + apart_s >= POLICY.divisions_every_s:
+            break
+        now += apart_s
+        there.append(f"new-{number}")
+        shares.update(there, {}, now)
+        late = now + SETTLE_LIMIT * SETTLE
+        while shares.deadline is not None and shares.deadline <= min(late, now + apart_s):
+            shares.update(there, {}, shares.deadline)
+        if shares.deadline is None or apart_s >= SETTLE_LIMIT * SETTLE:
+            assert min(shares.parts.values()) >= 0.5 / len(there) - 1e-9
+    while shares.deadline is not None and shares.deadline <= now + SETTLE_LIMIT * SETTLE:
+        shares.update(there, {}, shares.deadline)
+    assert min(shares.parts.values()) >= 0.5 / len(there) - 1e-9
+    assert sum(shares.parts.values()) == pytest.approx(1.0)
+    while shares.deadline is not None:
+        now = shares.deadline
+        shares.update(there, {}, now)
+    assert shares.parts == pytest.approx(dict.fromkeys(there, 1 / len(there)))
+    assert now <= POLICY.divisions_every_s + SETTLE_LIMIT * SETTLE + 1e-9
+
+
+def test_who_replaces_a_proxy_gets_the_part_that_is_nobodys_and_no_other_bucket_is_touched():
+    shares = divided("a", "b", "c")
+    shares.update(["a", "b"], {}, 2.0)
+    shares.update(["a", "b"], {}, 2.0 + POLICY.absent_s)
+    shares.update(["a", "b", "d"], {}, 13.0)
+    shares.update(["a", "b", "d"], {}, 13.0 + SETTLE)
+    assert shares.parts == pytest.approx({"a": 1 / 3, "b": 1 / 3, "d": 1 / 3})
+    assert shares.parts["a"] == shares.parts["b"] == 1 / 3
+
+
+def test_nothing_is_taken_from_who_is_not_there_to_hear_of_it():
+    shares = divided("a")
+    shares.update(["b"], {}, 2.0)
+    shares.update(["b"], {}, 2.0 + SETTLE)
+    assert shares.parts == {"a": 1.0, "b": RESERVE / 2}, (
+        "it may be serving, and nobody else is there"
+    )
+    shares.update(["a", "b"], {}, 4.0)
+    shares.update(["a", "b"], {}, 4.0 + SETTLE)
+    assert shares.parts == {"a": 0.5, "b": 0.5}
+
+
+def test_a_busy_proxy_gives_no_more_than_a_newcomer_is_meant_to_have():
+    shares = divided("a", "b", "c")
+    there, demand = ["a", "b", "c"], {"a": 80.0, "b": 10.0, "c": 10.0}
+    shares.update(there, demand, 40.0)
+    had = dict(shares.parts)
+    shares.update([*there, "d"], demand, 45.0)
+    shares.update([*there, "d"], demand, 45.0 + SETTLE)
+    assert shares.parts["a"] == had["a"] - shares.parts["d"] > had["a"] / 2
+    assert shares.parts["b"] == had["b"]
+
+
+def test_with_one_division_newcomers_wait_for_it():
+    shares = divided("a", "b", policy=AdmissionPolicy(divisions=1))
+    shares.update(["a", "b", "c"], {}, 5.0)
+    shares.update(["a", "b", "c"], {}, 5.0 + SETTLE)
+    assert shares.parts["c"] == RESERVE / 2
+    assert shares.deadline == SETTLE + POLICY.divisions_every_s
 
 
 NAMES = st.sets(st.sampled_from("abcdefgh"))
@@ -215,11 +292,15 @@ NAMES = st.sets(st.sampled_from("abcdefgh"))
 )
 def test_no_more_than_the_limit_and_the_reserve_is_ever_given_out(steps):
     shares, now, has_divided = Shares(POLICY), 0.0, False
+    refilled: list[tuple[float, float]] = []
     for names, demand, wait_s in steps:
         now += wait_s
         before = dict(shares.parts)
         changed = shares.update(names, demand, now)
         assert changed == (shares.parts != before)
+        refilled.append((now, changed_from(before, shares)))
+        since = now - POLICY.divisions_every_s
+        assert sum(part for at, part in refilled if at > since) <= POLICY.divisions + 3 * RESERVE
         assert all(part > 0 for part in shares.parts.values())
         assert sum(shares.parts.values()) <= 1 + RESERVE + 1e-9
         assert shares.deadline is None or shares.deadline > now

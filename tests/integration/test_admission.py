@@ -163,6 +163,49 @@ async def test_two_proxies_share_a_limit_and_the_one_that_stays_gets_it_all(
         assert await lab.envoys["one"].rejected() == {}
 
 
+async def test_newcomers_right_after_a_division_admit_half_of_somebodys_part_and_no_other_bucket_moves(
+    tmp_path: Path,
+) -> None:
+    policy = AdmissionPolicy(
+        burst_s=500,
+        largest_request_tokens=1,
+        settle_s=0.2,
+        divisions=10,  # the first two may come one after the other, too
+        divisions_every_s=1000,
+    )
+    async with limits_lab(
+        tmp_path,
+        limit=Limit(tokens_per_second=1),
+        admission=policy,
+        proxies=("one", "two"),
+        divided=True,
+    ) as lab:
+        assert lab.divider is not None
+
+        async def admitted(proxy: str) -> int:
+            replies = [await lab.ask(b'{"max_tokens": 44}', proxy=proxy) for _ in range(7)]
+            return sum(each.status == 200 for each in replies)
+
+        async def parts_are(**parts: float) -> bool:
+            assert lab.divider is not None
+            return dict(lab.divider.parts) == parts
+
+        await eventually(lambda: parts_are(one=0.5, two=0.5), what="two equal parts")
+        await lab.settle()
+        assert await admitted("two") == 5
+        await lab.start("three")
+        await eventually(lambda: parts_are(one=0.25, two=0.5, three=0.25), what="a newcomer's part")
+        await lab.settle()
+        assert [await admitted("one"), await admitted("three")] == [2, 2]
+        assert await admitted("two") == 0, "its bucket is as it was"
+        await lab.start("four")
+        quarters = dict.fromkeys(("one", "two", "three", "four"), 0.25)
+        await eventually(lambda: parts_are(**quarters), what="another's part")
+        await lab.settle()
+        assert await admitted("four") == 2
+        await lab.assert_all_accepted()
+
+
 @pytest.mark.parametrize("status", ["503", "429"])
 async def test_an_engine_that_says_not_now_is_never_ejected(tmp_path: Path, status: str) -> None:
     async with limits_lab(tmp_path) as lab:

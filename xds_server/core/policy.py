@@ -304,7 +304,7 @@ class AdmissionPolicy:
     absent_s: float = 10.0
     """A proxy that is not connected keeps its part this long: it may be serving while it reconnects."""
     divisions: int = 2
-    """A new division refills the buckets, so there are at most this many ..."""
+    """A changed part refills a bucket, so parts change that are together at most this many times the whole ..."""
     divisions_every_s: float = 30.0
     """... in this time."""
     shift_ratio: float = 0.5

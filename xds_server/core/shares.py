@@ -1,11 +1,13 @@
 """Which part of the fleet's limits each proxy may admit.
 
 Limits are the fleet's, buckets are the proxies'. At first all proxies have equal parts; once it is known what each is
-asked for, parts follow that. A proxy whose bucket changes starts with a full one, so every division gives
-away up to `burst_s` of the limits: divisions are few (`divisions` in `divisions_every_s`), and small moves cause none.
-With the defaults what is admitted in 30 s stays within 5 % of a limit.
+asked for, parts follow that. A proxy whose bucket changes starts with a full one, so every change of a part gives
+away up to `burst_s` of it: what is changed in `divisions_every_s` is at most `divisions` times the whole, and small moves
+change nothing. With the defaults what is admitted in 30 s stays within 5 % of a limit.
 
     a proxy comes    it gets a little at once, from a reserve; a moment later all are divided anew
+    more come        while the last division is no older than `divisions_every_s`, each is given half of somebody's part, or what
+                     is nobody's: one bucket is refilled for that, and not all
     a proxy goes     its part is kept for it while it may still serve without us; then all are divided anew
     load shifts      parts follow when one is off by more than `shift_ratio`
 
@@ -14,6 +16,7 @@ Time is an argument, in seconds; there is no I/O.
 
 from __future__ import annotations
 
+import heapq
 import math
 from collections import deque
 from collections.abc import Collection, Mapping
@@ -21,12 +24,12 @@ from collections.abc import Collection, Mapping
 from xds_server.core.policy import AdmissionPolicy
 
 RESERVE = 0.01
-"""The most that proxies which came since the last division get on top of it, together: the next division may be half
-a minute away."""
+"""The most that proxies which came and wait for a part of their own get on top of the limits, together."""
 SETTLE_LIMIT = 3.0
 """Proxies that keep coming put a division off for at most this many times `settle_s`."""
 UNITS = 20
 """Parts are whole multiples of a twentieth of an equal part: proxies with about the same load share a configuration."""
+ROUNDING = 1e-9
 SMOOTHING_S = 10.0
 """Time constant of what each proxy is asked for."""
 
@@ -42,12 +45,15 @@ class Shares:
         """When `update` has to be called even if nobody comes or goes."""
         self._left: dict[str, float] = {}
         self._present: dict[str, None] = {}
-        self._provisional: set[str] = set()
+        self._newcomers: dict[str, None] = {}
+        """Those that have a little and wait for more, the first first."""
+        self._come = 0
+        """How many came since the last division."""
         self._changed_first: float | None = None
         self._changed_last = 0.0
-        self._divided: deque[float] = deque()
-        """When it was divided lately; what is too long ago to count is forgotten."""
-        self._has_divided = False
+        self._divided_at: float | None = None
+        self._changes: deque[tuple[float, float]] = deque()
+        """When parts were changed, and how much of the whole they are: buckets that were refilled."""
         self._demand: dict[str, float] = {}
         self._demand_at = 0.0
 
@@ -62,7 +68,8 @@ class Shares:
         self.parts = dict(parts)
         self._present = dict.fromkeys(parts)
         self._left = dict.fromkeys(parts, now)
-        self._note_division(now)
+        self._divided_at = now
+        self._changes.append((now, 1.0))
 
     def update(self, connected: Collection[str], demand: Mapping[str, float], now: float) -> bool:
         """Take in who is there and what each is asked for; return whether a part changed.
@@ -75,10 +82,9 @@ class Shares:
         before = dict(self.parts)
         self._take_demand(demand, now)
         self._come_and_go(set(connected), now)
-        due = self._due(now)
+        due = self._settled_at(now)
         if due is not None and due <= now:
-            self._divide(now)
-            due = None
+            due = self._hand_out(now)
         expiries = [at + self.policy.absent_s for at in self._left.values()]
         self.deadline = min([each for each in (due, *expiries) if each is not None], default=None)
         return self.parts != before
@@ -88,48 +94,106 @@ class Shares:
         for name in sorted(connected - self._present.keys()):
             self._present[name] = None
             changed = True
-            if self._has_divided:
+            if self._divided_at is not None:
                 self._give_a_little(name)
         for name in connected & self._left.keys():
             del self._left[name]
         for name in self._present.keys() - connected:
             self._left.setdefault(name, now)
         for name in [each for each, at in self._left.items() if now >= at + self.policy.absent_s]:
-            for remembered in (self._left, self._present, self.parts, self._demand):
-                remembered.pop(name, None)
-            self._provisional.discard(name)
+            self._forget(name)
             changed = True
         if changed:
             self._changed_last = now
             if self._changed_first is None:
                 self._changed_first = now
 
+    def _forget(self, name: str) -> None:
+        self._left.pop(name, None)
+        self._present.pop(name, None)
+        self._newcomers.pop(name, None)
+        self.parts.pop(name, None)
+        self._demand.pop(name, None)
+
     def _give_a_little(self, name: str) -> None:
         # 1/2 + 1/6 + 1/12 + ... is never more than 1, however many come; halves of what is left would soon be
         # too small for a float to tell from nothing.
-        number = len(self._provisional) + 1
-        self.parts[name] = min(1 / len(self._present), RESERVE / (number * (number + 1)))
-        self._provisional.add(name)
+        self._come += 1
+        self.parts[name] = min(1 / len(self._present), RESERVE / (self._come * (self._come + 1)))
+        self._newcomers[name] = None
 
-    def _due(self, now: float) -> float | None:
-        """Return when to divide anew; None when there is no reason to."""
+    def _settled_at(self, now: float) -> float | None:
+        """Return when those who come and go are waited for no longer; None when there is no reason to change a part."""
         if not self._present:
             self._changed_first = None  # Whoever comes next is not late for what happened before.
             return None
         if self._changed_first is not None:
-            due = min(
+            return min(
                 self._changed_last + self.policy.settle_s,
                 self._changed_first + SETTLE_LIMIT * self.policy.settle_s,
             )
-        elif self._demand and self._is_shifted():
-            due = now
-        else:
+        return now if self._demand and self._is_shifted() else None
+
+    def _hand_out(self, now: float) -> float | None:
+        """Divide anew, or do what can be done before that; return when there is more to do."""
+        targets = self._targets()
+        changed = sum(part for name, part in targets.items() if self.parts.get(name) != part)
+        divides_at = self._affordable_at(changed, now)
+        if self._newcomers and self._divided_at is not None and self.policy.divisions > 1:
+            # What may still be changed is enough for many newcomers, or for one division.
+            divides_at = max(divides_at, self._divided_at + self.policy.divisions_every_s)
+        if divides_at <= now:
+            self._divide(targets, changed, now)
             return None
-        while self._divided and self._divided[0] <= now - self.policy.divisions_every_s:
-            self._divided.popleft()
-        if len(self._divided) >= self.policy.divisions:
-            due = max(due, self._divided[-self.policy.divisions] + self.policy.divisions_every_s)
-        return due
+        slices_at = self._slice(targets, now)
+        return divides_at if slices_at is None else min(divides_at, slices_at)
+
+    def _affordable_at(self, part: float, now: float) -> float:
+        """Return when so much of the whole may be changed, now or later."""
+        while self._changes and self._changes[0][0] <= now - self.policy.divisions_every_s:
+            self._changes.popleft()
+        at, spent = now, sum(changed for _, changed in self._changes)
+        for then, changed in self._changes:
+            if spent + part <= self.policy.divisions + ROUNDING:
+                break
+            at, spent = then + self.policy.divisions_every_s, spent - changed
+        return at
+
+    def _slice(self, targets: Mapping[str, float], now: float) -> float | None:
+        """Give newcomers parts of their own, the first first; return when the next one's turn is, if any is left.
+
+        Each gets what nobody has, or up to half of the part of who has most too much.
+        """
+        old = {name: part for name, part in self.parts.items() if name not in self._newcomers}
+        spare, changed = 1 - sum(old.values()), 0.0
+        givers = [
+            (targets[name] - part, name) for name, part in old.items() if name not in self._left
+        ]
+        heapq.heapify(givers)
+        at: float | None = None
+        for name in [each for each in self._newcomers if each not in self._left]:
+            if spare >= targets[name] / 2:
+                giver, given = None, min(targets[name], spare)
+                spare -= given
+                changes = given
+            elif givers:
+                giver = givers[0][1]
+                given, changes = min(targets[name], self.parts[giver] / 2), self.parts[giver]
+            else:
+                break
+            at = self._affordable_at(changed + changes, now)
+            if at > now:
+                break
+            at, changed = None, changed + changes
+            self.parts[name] = given
+            del self._newcomers[name]
+            if giver is not None:
+                self.parts[giver] -= given
+                heapq.heapreplace(givers, (targets[giver] - self.parts[giver], giver))
+            heapq.heappush(givers, (targets[name] - given, name))
+        if changed:
+            self._changes.append((now, changed))
+        return at
 
     def _is_shifted(self) -> bool:
         targets = self._targets()
@@ -138,17 +202,14 @@ class Shares:
             for name, target in targets.items()
         )
 
-    def _divide(self, now: float) -> None:
-        targets = self._targets()
+    def _divide(self, targets: dict[str, float], changed: float, now: float) -> None:
         self._changed_first = None
-        self._provisional.clear()
+        self._newcomers.clear()
+        self._come = 0
         if targets != self.parts:
             self.parts = targets
-            self._note_division(now)
-
-    def _note_division(self, now: float) -> None:
-        self._divided.append(now)
-        self._has_divided = True
+            self._divided_at = now
+            self._changes.append((now, changed))
 
     def _targets(self) -> dict[str, float]:
         """Return the parts that fit what each proxy is asked for; they add up to 1."""
