@@ -332,7 +332,7 @@ async def test_with_several_models_an_order_says_which_and_classes_follow_it(con
         done = await operator.types("force", "static", *given)
         assert (done.exit_code, done.stderr) == (
             2,
-            "xds-server: tier: 'static': several models have it: chat/static, code/static\n",
+            "xds-server: TIER: 'static': several models have it: chat/static, code/static\n",
         )
         for model in ("chat", "code"):
             await operator.gets("force", f"{model}/static", *given)
@@ -385,7 +385,15 @@ REFUSED = {
         1,
         "there is no tier 'nothing'; there is chat/primary, chat/fallback, chat/static",
     ),
-    "no span": (["force", "fallback", "--for", "soon", "--why", "x"], 2, "for: 'soon'"),
+    "no span": (["force", "fallback", "--for", "soon", "--why", "x"], 2, "r: --for: 'soon'"),
+    "no subject": (["explain", " "], 2, 'SUBJECT: ""'),
+    "no such time": (["events", "--since", "tomorrow"], 2, "r: --since: 'tomorrow'"),
+    "times the wrong way round": (
+        ["events", "--since", "10m", "--until", "20m"],
+        2,
+        "--until: '20m': expected a time that is not before since",
+    ),
+    "no such event": (["incident", "99999999999999999999"], 2, "ID: '99999999999999999999'"),
     "too long": (["force", "fallback", "--for", "2d", "--why", "x"], 2, "from 1s to 24h"),
     "blank reason to force": (["force", "fallback", "--for", "2m", "--why", ""], 2, "--why: "),
     "nothing forced": (["unforce"], 1, "no tier is forced: there is nothing to end"),

@@ -383,3 +383,11 @@ def test_errors_are_told_apart():
     assert files.is_broken(UnusableFileError("x"))
     assert not files.is_broken(OSError(os.strerror(28)))
     assert not files.is_broken(sqlite3.OperationalError("database or disk is full"))
+
+
+def test_a_file_that_is_just_being_made_has_no_rows_and_is_no_trouble(path):
+    path.parent.mkdir()
+    path.touch()
+    assert files.read(path, Query()) == []
+    assert files.read_one(path, 1) is None
+    assert files.knows(path, "name", "x") is False

@@ -157,11 +157,17 @@ def parse_query(given: Mapping[str, str], now_unix_s: float) -> Query:
     if not 1 <= limit <= MOST_ROWS:
         raise AskedWronglyError(f"limit: {limit}: expected 1 to {MOST_ROWS}")
     after = _whole("after", given["after"]) if "after" in given else None
+    since = _optional_moment("since", given.get("since"), now_unix_s)
+    until = _optional_moment("until", given.get("until"), now_unix_s)
+    if since is not None and until is not None and since > until:
+        raise AskedWronglyError(
+            f"until: {given['until']!r}: expected a time that is not before since"
+        )
     return Query(
         **{key: given.get(key, "") for key in ("model", "tier", "instance", "proxy", "name")},
         kinds=_kinds(given.get("kind", "")),
-        since_unix_s=_optional_moment("since", given.get("since"), now_unix_s),
-        until_unix_s=_optional_moment("until", given.get("until"), now_unix_s),
+        since_unix_s=since,
+        until_unix_s=until,
         after=after,
         limit=limit,
         # Who follows wants every row that is new; who looks wants the newest.

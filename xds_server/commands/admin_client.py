@@ -18,6 +18,8 @@ FAILED = 1
 BAD_USAGE = 2
 """Exit code: the arguments or a file cannot be used."""
 TIMEOUT_S = 15.0
+_PLACES = {"id": "ID", "tier": "TIER", "subject": "SUBJECT"}
+"""Parameters that are no options."""
 
 
 class AskError(Exception):
@@ -125,12 +127,20 @@ def _answer(
         with error:
             said = _error_text(error.read())
         code = BAD_USAGE if error.code == http.HTTPStatus.BAD_REQUEST else FAILED
-        raise AskError(said or f"{url}: {error}", code) from error
+        raise AskError(_as_typed(said, given or {}) or f"{url}: {error}", code) from error
     except (urllib.error.URLError, http.client.HTTPException, OSError, ValueError) as error:
         # A port that speaks something else, such as gRPC, is not an HTTP answer.
         reason = getattr(error, "reason", None) or error
         text = f"no answer from {base}: {reason} (is it running?)"
         raise AskError(text, is_gone=True) from error
+
+
+def _as_typed(said: str, given: Mapping[str, Any]) -> str:
+    """Name a parameter as it is typed here: `--for: 'soon'`, not `for: 'soon'`."""
+    key, colon, rest = said.partition(":")
+    if not colon or key not in given:
+        return said
+    return f"{_PLACES.get(key, f'--{key}')}:{rest}"
 
 
 def _error_text(body: bytes) -> str:

@@ -6,8 +6,17 @@ from typing import Annotated, Any
 
 import typer
 
-from xds_server.commands.admin_client import get
-from xds_server.commands.asking import ADMIN, Admin, Json, TokenFile, ask, print_json, server_at
+from xds_server.commands.admin_client import BAD_USAGE, get
+from xds_server.commands.asking import (
+    ADMIN,
+    Admin,
+    Json,
+    TokenFile,
+    ask,
+    fail,
+    print_json,
+    server_at,
+)
 from xds_server.commands.explanation import told
 
 
@@ -22,6 +31,8 @@ def explain(
     token_file: TokenFile = None,
 ) -> None:
     """Say why a weight or share of a running server is what it is."""
+    if not subject.strip():
+        fail('SUBJECT: "": expected INSTANCE, MODEL/TIER, MODEL/CLASS or MODEL', BAD_USAGE)
     server = server_at(admin, token_file)
     answer: dict[str, Any] = ask(lambda: get(server, "/debug/explain", {"subject": subject}))
     if as_json:

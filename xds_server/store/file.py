@@ -160,9 +160,9 @@ def read(path: Path, query: Query) -> list[Row]:
     statement = (
         f"SELECT {', '.join(COLUMNS)} FROM events {where} ORDER BY id {order} LIMIT {query.limit:d}"  # noqa: S608
     )
-    if not path.exists():
-        return []
-    with contextlib.closing(_reader(path)) as connection:
+    with _table(path) as connection:
+        if connection is None:
+            return []
         rows = [from_columns(each) for each in connection.execute(statement, values)]
     return rows if query.oldest_first else rows[::-1]
 
@@ -185,17 +185,24 @@ def knows(path: Path, column: str, value: str) -> bool:
         sqlite3.Error: The file cannot be read.
     """
     assert column in COLUMNS
-    if not path.exists():
-        return False
-    with contextlib.closing(_reader(path)) as connection:
+    with _table(path) as connection:
+        if connection is None:
+            return False
         statement = f"SELECT 1 FROM events WHERE {column} = ? LIMIT 1"  # noqa: S608 - a known column
         return connection.execute(statement, (value,)).fetchone() is not None
 
 
-def _reader(path: Path) -> sqlite3.Connection:
-    connection = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=BUSY_S)
-    connection.execute("PRAGMA query_only = 1")
-    return connection
+@contextlib.contextmanager
+def _table(path: Path) -> Iterator[sqlite3.Connection | None]:
+    """Open the file for reading; None where there is no file, or one that is just being made."""
+    if not path.exists():
+        yield None
+        return
+    uri = f"{path.absolute().as_uri()}?mode=ro"
+    with contextlib.closing(sqlite3.connect(uri, uri=True, timeout=BUSY_S)) as connection:
+        connection.execute("PRAGMA query_only = 1")
+        made = connection.execute("SELECT 1 FROM sqlite_schema WHERE name = 'events'").fetchone()
+        yield connection if made else None
 
 
 def _conditions(query: Query) -> tuple[str, list[Any]]:

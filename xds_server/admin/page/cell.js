@@ -31,6 +31,9 @@ export class Cell {
     const isHeld = value.ceiling > 0 && value.ceiling < 1;
     write(this.parts.numbers, isHeld ? `≤ ${percent(value.ceiling)}` : `p ${number(value.pressure, 2)}`);
     fill(this.parts.fill, value.pressure);
+    // Why, without a click; of those that are as they should be it would only be in the way.
+    const why = value.state === "healthy" && !isHeld ? "" : value.text;
+    if (this.button.title !== why) this.button.title = why;
     this.label();
     this.age(facts);
   }
