@@ -20,7 +20,7 @@ from sidecar_agent.gpu.facts import DriverState, Fact, GpuHealth, GpuReading, Gp
 from sidecar_agent.gpu.visible import canonical_uuid, resolve_cuda_visible
 from sidecar_agent.gpu.worker import GpuWorker
 from sidecar_agent.settings import Settings
-from sidecar_agent.uplink import Server, connected
+from sidecar_agent.uplink import Server, trouble
 
 EXIT_OK: Final = 0
 EXIT_PROBLEMS: Final = 1
@@ -106,9 +106,8 @@ async def _connect(server: Server) -> str:
     except OSError as error:
         return f"cannot open the channel: {error}"
     try:
-        if await connected(channel):
-            return ""
-        return f"no connection to {server.address}"
+        why = await trouble(channel)
+        return f"no connection to {server.address}: {why}" if why else ""
     finally:
         await channel.close()
 

@@ -25,6 +25,7 @@ from sidecar_agent.join import Sample
 from sidecar_agent.slots import Slots
 
 METHOD: Final = "/fleet.telemetry.v1.Telemetry/Report"
+_ANY_METHOD: Final = "/grpc.health.v1.Health/Check"
 CONNECT_S: Final = 5.0
 WELCOME_S: Final = 10.0
 CLOSE_S: Final = 0.5
@@ -98,8 +99,8 @@ class Status:
     taken: dict[str, encode.Taken] = field(default_factory=dict)
 
 
-async def connected(channel: grpc.aio.Channel) -> bool:
-    """Return whether the channel connects within `CONNECT_S`; the first failure is an answer.
+async def trouble(channel: grpc.aio.Channel) -> str:
+    """Return why the channel does not connect within `CONNECT_S`, or nothing; the first failure is an answer.
 
     `channel_ready` would go on trying by gRPC's own back-off.
     """
@@ -108,16 +109,31 @@ async def connected(channel: grpc.aio.Channel) -> bool:
         async with asyncio.timeout(CONNECT_S):
             while state is not grpc.ChannelConnectivity.READY:
                 if state is grpc.ChannelConnectivity.TRANSIENT_FAILURE:
-                    return False
+                    return await _why(channel)
                 await channel.wait_for_state_change(state)
                 state = channel.get_state(try_to_connect=True)
     except TimeoutError:
-        return False
-    return True
+        return f"no answer within {CONNECT_S:g} s"
+    return ""
+
+
+async def _why(channel: grpc.aio.Channel) -> str:
+    """Return what gRPC says of a connection that failed: only a call is told."""
+    try:
+        await channel.unary_unary(_ANY_METHOD)(b"", timeout=1.0)
+    except grpc.aio.AioRpcError as error:
+        _, _, last = (error.details() or error.code().name).rpartition("last error: ")
+        return last
+    return "it failed a moment ago"
 
 
 class _StreamEndedError(Exception):
     """The stream is over; the text says why."""
+
+    def __init__(self, what: str, why: str = "") -> None:
+        super().__init__(f"{what}: {why}" if why else what)
+        self.what = what
+        """As long as it is the same it is no news: the rest may name one of several addresses."""
 
 
 async def _ended(call: Any) -> _StreamEndedError:
@@ -169,7 +185,7 @@ class Uplink:
         try:
             await self._stream()
         except _StreamEndedError as ended:
-            self._failed(str(ended))
+            self._failed(str(ended), once=ended.what)
         except grpc.aio.AioRpcError as error:
             self._failed(f"{error.code().name}: {error.details()}")
         except OSError as error:  # a file of TLS, or of the token
@@ -181,8 +197,8 @@ class Uplink:
     async def _stream(self) -> None:
         channel = self.server.channel()
         try:
-            if not await connected(channel):
-                raise _StreamEndedError(f"no connection to {self.server.address}")
+            if why := await trouble(channel):
+                raise _StreamEndedError(f"no connection to {self.server.address}", why)
             token = self._token()
             metadata = [("authorization", f"Bearer {token}")] if token else []
             call = channel.stream_stream(METHOD)(metadata=metadata)
@@ -332,8 +348,9 @@ class Uplink:
         self.status.refused_stream = refusal
         raise _StreamEndedError(f"refused: {refusal.code}: {refusal.reason}")
 
-    def _failed(self, detail: str) -> None:
+    def _failed(self, detail: str, *, once: str = "") -> None:
         self.status.detail = detail
-        if detail != self._last_failure:  # each failure once, not once per attempt
-            self._last_failure = detail
+        failure = once or detail
+        if failure != self._last_failure:  # each failure once, not once per attempt
+            self._last_failure = failure
             self._log.warning("control_plane_lost", address=self.server.address, detail=detail)

@@ -386,6 +386,23 @@ async def test_mutual_tls_lets_in_who_has_a_certificate():
         assert len(server.streams) == 1
 
 
+async def test_why_there_is_no_connection_is_told_and_logged_once():
+    async with TelemetryServer() as plain, TelemetryServer(credentials=mutual_tls()) as guarded:
+        for address, more, said in (
+            ("127.0.0.1:1", {}, "refused"),
+            (plain.address, {"ca": CERT}, "handshake"),
+            (guarded.address, {"ca": CERT, "server_name": "other.test"}, "verification"),
+            ("no-such-host.invalid:1", {}, "no-such-host.invalid"),
+        ):
+            with structlog.testing.capture_logs() as logs:
+                async with running(make(address, **more)) as uplink:
+                    await until(lambda: uplink._backoff.attempt >= 2)
+                    detail = uplink.status.detail
+            assert detail.startswith(f"no connection to {address}: ")
+            assert said in detail.lower()
+            assert [each["event"] for each in logs] == ["control_plane_lost"]
+
+
 async def test_a_server_of_another_name_is_not_believed():
     async with TelemetryServer(credentials=mutual_tls()) as server:
         stranger = make(server.address, ca=CERT, cert=CERT, key=KEY, server_name="other.test")
