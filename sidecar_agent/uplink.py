@@ -122,8 +122,8 @@ async def _why(channel: grpc.aio.Channel) -> str:
     try:
         await channel.unary_unary(_ANY_METHOD)(b"", timeout=1.0)
     except grpc.aio.AioRpcError as error:
-        _, _, last = (error.details() or error.code().name).rpartition("last error: ")
-        return last
+        said = str(error.details() or error.code().name)
+        return said.rpartition("last error: ")[2]
     return "it failed a moment ago"
 
 
