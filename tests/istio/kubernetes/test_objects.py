@@ -188,12 +188,19 @@ def test_a_patched_model_has_one_route_and_no_objects(classes):
 # What around our objects makes them useless.
 
 
-def root(*, delegate=None, hosts=("llm",), name="llm", namespace="ai", gateways=None):
+LABELS = {"app.kubernetes.io/managed-by": "gpu-xds"}
+
+
+def root(*, delegate=None, hosts=("llm",), name="llm", namespace="ai", gateways=None, labels=None):
     route = {"delegate": delegate} if delegate else {"route": []}
     spec = {"hosts": list(hosts), "http": [route]}
     if gateways:
         spec["gateways"] = gateways
-    return {"metadata": {"name": name, "namespace": namespace}, "spec": spec}
+    metadata = {"name": name, "namespace": namespace, "labels": labels or {}}
+    return {
+        "metadata": metadata | {"annotations": {"gpu-xds/owner": "gpu-xds.other"}},
+        "spec": spec,
+    }
 
 
 def rule(host, *subsets):
@@ -217,6 +224,13 @@ DELEGATE = {"name": "gpu-xds-chat"}
             [],
             ["VirtualService ai/theirs is for llm.ai.svc.cluster.local too, on mesh"],
         ),
+        (
+            {"model": {"delegate": False}},
+            [root(name="gpu-xds-chat-old", labels=LABELS)],
+            [],
+            ["it was made by gpu-xds with lease gpu-xds.other"],
+        ),
+        ({"model": {"delegate": False}}, [root(name="gpu-xds-chat", labels=LABELS)], [], []),
         ({"model": {"delegate": False}}, [root(gateways=["ai/front"])], [], []),
         ({"model": {"delegate": False}}, [root(hosts=["other"])], [], []),
         (
@@ -234,7 +248,15 @@ DELEGATE = {"name": "gpu-xds-chat"}
     ],
     ids=[
         *("delegated", "delegated-with-namespace", "delegated-elsewhere", "no-root"),
-        *("clash", "other-gateway", "other-host", "no-subset", "subset"),
+        *(
+            "clash",
+            "clash-with-one-of-ours",
+            "ours",
+            "other-gateway",
+            "other-host",
+            "no-subset",
+            "subset",
+        ),
     ],
 )
 def test_what_makes_our_objects_useless_is_told_with_its_fix(sections, services, rules, said):

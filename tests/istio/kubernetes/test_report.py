@@ -66,7 +66,7 @@ def test_the_same_trouble_is_told_once_until_it_was_over(told):
         told.reporter.refused(TITLE, refusal)
         told.reporter.failed(error(Cause.FORBIDDEN), TITLE)
         told.reporter.lease_trouble(error(Cause.UNREACHABLE))
-        told.reporter.doubted("Nobody delegates.")
+        told.reporter.doubted(["Nobody delegates."])
         told.reporter.unusable("Nobody is there.")
     assert sorted(told.names) == [
         "istio_lease_failed",
@@ -133,3 +133,11 @@ def test_who_does_not_lead_says_nothing_of_objects(told):
         "istio_leadership_lost",
     ]
     assert "kubectl delete -n ai virtualservices.networking.istio.io llm" in told.rows[1].text
+
+
+def test_a_doubt_is_told_once_and_again_when_it_is_back(told):
+    for texts in (["a"], ["a", "b"], ["b"], ["b", "a"]):
+        told.reporter.doubted(texts)
+    assert [each for each in told.names if each == "istio_object_doubted"] == [
+        "istio_object_doubted"
+    ] * 3

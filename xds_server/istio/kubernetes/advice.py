@@ -8,7 +8,7 @@ from typing import Any
 from xds_server.istio.kubernetes.change import Wanted
 from xds_server.istio.kubernetes.client import KubernetesClient
 from xds_server.istio.kubernetes.errors import Cause, KubernetesError
-from xds_server.istio.kubernetes.objects import MANAGED_BY, OURS, ref_of
+from xds_server.istio.kubernetes.objects import MANAGED_BY, OURS, OWNER, ref_of
 from xds_server.istio.kubernetes.route_patch import Patched, full_host
 from xds_server.istio.mesh import Mesh, MeshModel
 
@@ -77,7 +77,7 @@ def _without_root(model: MeshModel, services: Sequence[Document]) -> Iterator[st
 def _clashes(model: MeshModel, services: Sequence[Document]) -> Iterator[str]:
     for each in services:
         metadata, spec = each["metadata"], each.get("spec", {})
-        if (metadata.get("labels") or {}).get(MANAGED_BY) == OURS:
+        if (metadata["namespace"], metadata["name"]) == (model.namespace, model.name):
             continue
         hosts = {full_host(host, metadata["namespace"]) for host in spec.get("hosts") or ()}
         shared = set(spec.get("gateways") or ["mesh"]) & set(model.gateways)
@@ -85,8 +85,17 @@ def _clashes(model: MeshModel, services: Sequence[Document]) -> Iterator[str]:
             yield (
                 f"VirtualService {metadata['namespace']}/{metadata['name']} is for {model.host} too, on "
                 f"{', '.join(sorted(shared))}: Istio uses the older of two and ignores the other. Set delegate: true "
-                f"for model {model.model} and delegate to {model.namespace}/{model.name} in it, or delete it."
+                f"for model {model.model} and delegate to {model.namespace}/{model.name} in it, or delete it"
+                f"{_by(metadata)}."
             )
+
+
+def _by(metadata: Document) -> str:
+    """Say it of an object that was ours: under a name of before, or another installation's."""
+    if (metadata.get("labels") or {}).get(MANAGED_BY) != OURS:
+        return ""
+    owner = (metadata.get("annotations") or {}).get(OWNER, "")
+    return f" (it was made by gpu-xds with lease {owner}: under another name before, or by another installation)"
 
 
 def _missing_subsets(model: MeshModel, rules: Sequence[Document]) -> Iterator[str]:

@@ -33,6 +33,8 @@ from xds_server.observability.metrics import Reading
 CONNECT_RETRY_S = 5.0
 CONFIG_LOOK_S = 2.0
 """A reload that changes only names of the mesh brings no new plan; it is noticed after this long."""
+ADVICE_S = 300.0
+"""What others make in the mesh is looked at this often: another one for the same host may come any day."""
 PLAN_GAP_S = 0.05
 """Plans are taken in at most this often: every object has its own, longer gap anyway."""
 Key = tuple[Ref, str]
@@ -133,6 +135,7 @@ class MeshWriter:
 
     async def _follow(self, client: KubernetesClient, leadership: Leadership, version: str) -> None:
         advised: tuple[Config, tuple[Key, ...]] | None = None
+        again_at = float("-inf")
         self._keepers.clear()
         async with asyncio.TaskGroup() as group:
             while True:
@@ -140,15 +143,16 @@ class MeshWriter:
                     async with asyncio.timeout(CONFIG_LOOK_S):
                         await self._changed.wait()
                 config = self._around.config()
-                if not self._changed.is_set() and config is self._config:
+                is_due = leadership.is_leader and self._clock() >= again_at
+                if not self._changed.is_set() and config is self._config and not is_due:
                     continue
                 self._changed.clear()
                 self._config = config
                 wanted = self._wanted(config, version)
                 self._spread(wanted, group, client, leadership)
                 told = (config, tuple(self._keepers))
-                if leadership.is_leader and wanted and told != advised:
-                    advised = told
+                if leadership.is_leader and wanted and (is_due or told != advised):
+                    advised, again_at = told, self._clock() + ADVICE_S
                     group.create_task(self._advise(client, wanted, version), name="istio-advice")
                 await asyncio.sleep(PLAN_GAP_S)
 
@@ -214,8 +218,7 @@ class MeshWriter:
                 self._keepers[key][0].needs = tuple(needs)
 
     async def _advise(self, client: KubernetesClient, wanted: list[Wanted], version: str) -> None:
-        for text in await advise(client, self._around.mesh(), wanted, version=version):
-            self._report.doubted(text)
+        self._report.doubted(await advise(client, self._around.mesh(), wanted, version=version))
 
 
 def _key(wanted: Wanted) -> Key:

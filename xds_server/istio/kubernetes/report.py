@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from xds_server import logs
 from xds_server.istio.kubernetes.change import Change, Refusal, Wanted, title_of
@@ -27,6 +27,7 @@ class Reporter:
         self._log = logs.get("istio-kubernetes")
         self._troubles: dict[str, str] = {}
         self._in_sync: dict[str, bool] = {}
+        self._doubts: frozenset[str] = frozenset()
 
     # Leadership.
 
@@ -145,11 +146,13 @@ class Reporter:
         self._log.info(logs.ISTIO_OBJECT_LEFT, object=str(ref), text=text)
         self._history.mesh(logs.ISTIO_OBJECT_LEFT, text, object=str(ref))
 
-    def doubted(self, text: str) -> None:
-        """Note something in the mesh that hardly anybody means."""
-        if self._is_new(f"doubt {text}", text):
-            self._log.warning(logs.ISTIO_OBJECT_DOUBTED, text=text)
-            self._history.mesh(logs.ISTIO_OBJECT_DOUBTED, text)
+    def doubted(self, texts: Collection[str]) -> None:
+        """Note what in the mesh hardly anybody means now; what is still so is not told again."""
+        for text in texts:
+            if text not in self._doubts:
+                self._log.warning(logs.ISTIO_OBJECT_DOUBTED, text=text)
+                self._history.mesh(logs.ISTIO_OBJECT_DOUBTED, text)
+        self._doubts = frozenset(texts)
 
     def readings(self) -> Iterator[Reading]:
         """Yield the gauges."""
