@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -246,3 +247,15 @@ def test_an_instance_that_the_topology_has_not_is_no_endpoint():
 
 def test_kinds_are_in_the_order_in_which_they_are_to_arrive():
     assert list(Kind) == [Kind.SERVICE_ENTRY, Kind.DESTINATION_RULE, Kind.VIRTUAL_SERVICE]
+
+
+def test_an_instance_that_may_take_requests_has_a_weight_of_one_at_least():
+    it = config(tiers={"primary": OURS})
+    made = plan(it)
+    primary, *others = made.tiers
+    first, *rest = primary.instances
+    tiers = (replace(primary, instances=(replace(first, weight=0), *rest)), *others)
+    entry = built(it, replace(made, tiers=tiers))[
+        "ServiceEntry ai/gpu-xds-vllm-70b.ai.svc.cluster.local"
+    ]
+    assert [each["weight"] for each in entry["endpoints"]] == [1, 200]
