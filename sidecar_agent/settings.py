@@ -56,6 +56,12 @@ def _name(value: str) -> str:
     return value
 
 
+def _printable(value: str) -> str:
+    if not value.isprintable():
+        raise ValueError("expected text without line breaks or other control characters")
+    return value
+
+
 def _engine(value: str) -> str:
     if value != AUTO and value not in ADAPTERS:
         raise ValueError(f"expected one of: {', '.join([AUTO, *ADAPTERS])}")
@@ -220,7 +226,7 @@ class LogSettings(_Strict):
 class Settings(_Strict):
     """Everything an agent is told."""
 
-    node: Annotated[str, Field(max_length=200)] = ""
+    node: Annotated[str, Field(max_length=200), AfterValidator(_printable)] = ""
     """Name of this agent; empty = NODE_NAME, then the host's name."""
     control_plane: ControlPlaneSettings = Field(default_factory=ControlPlaneSettings)
     instances: tuple[InstanceSettings, ...] = Field(default=(), max_length=256)

@@ -83,7 +83,9 @@ def load(
             _put(values, path, value)
     if flags.instances:
         values["instances"] = [_instance(text) for text in flags.instances]
-    values["node"] = agent_name(str(values.get("node") or ""), environment, socket.gethostname())
+    node = values.get("node")
+    if node is None or isinstance(node, str):
+        values["node"] = agent_name(node or "", environment, socket.gethostname())
     try:
         settings = Settings.model_validate(values)
     except ValidationError as error:

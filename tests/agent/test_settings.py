@@ -160,6 +160,9 @@ instances:
     [
         ("instances: [", "not YAML"),
         ("- 1", "found list, expected a mapping"),
+        ("node: [a, b]", "node: found ['a', 'b'], expected a valid string"),
+        ("node: 007", "node: found 7, expected a valid string"),
+        ('node: "a\\nb"', "expected text without line breaks"),
         ("admin: 127.0.0.1:1\nadmin: 127.0.0.1:2", "key 'admin' twice in a mapping, expected once"),
         ("[" * 5000 + "]" * 5000, "not YAML: nested too deeply"),
         (

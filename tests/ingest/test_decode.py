@@ -199,6 +199,8 @@ def test_a_hello_names_the_agent_its_run_and_what_it_owns():
     [
         pytest.param({"agent": ""}, "hello.agent is no name", id="no-name"),
         pytest.param({"agent": "x" * 500}, "hello.agent is no name", id="long-name"),
+        pytest.param({"agent": "a\nb"}, "hello.agent is no name", id="line-break"),
+        pytest.param({"agent": "a\x1b[2J"}, "hello.agent is no name", id="control-character"),
         pytest.param({"epoch": 0}, "hello.epoch is missing", id="no-epoch"),
         pytest.param({"instances": [pb.OwnedInstance()]}, "empty or twice", id="nameless"),
         pytest.param(

@@ -93,8 +93,9 @@ def decode_hello(message: pb.AgentMessage) -> Hello | Rejected:
     if message.WhichOneof("message") != "hello":
         return Rejected("no_hello", "the first message of a stream is a hello")
     hello = message.hello
-    if not hello.agent or len(hello.agent) > MAX_TEXT:
-        return Rejected("bad_hello", f"hello.agent is no name of 1-{MAX_TEXT} characters")
+    if not hello.agent or len(hello.agent) > MAX_TEXT or not hello.agent.isprintable():
+        # It stands in logs and on pages.
+        return Rejected("bad_hello", f"hello.agent is no name of 1-{MAX_TEXT} printable characters")
     if hello.epoch == 0:
         return Rejected("bad_hello", "hello.epoch is missing")
     names = [each.name for each in hello.instances]
