@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import typer
 
+from xds_server.commands.asking import guarded
 from xds_server.commands.diff import diff
 from xds_server.commands.explain import explain
 from xds_server.commands.history import events, incident
@@ -34,5 +35,5 @@ def add_to(app: typer.Typer) -> None:
         simulate,
         token,
     ):
-        app.command()(command)
+        app.command()(guarded(command))
     app.add_typer(istio)

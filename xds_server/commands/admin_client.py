@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from xds_server import __version__
+
 FAILED = 1
 """Exit code: could not run."""
 BAD_USAGE = 2
@@ -128,11 +130,19 @@ def _answer(
             said = _error_text(error.read())
         code = BAD_USAGE if error.code == http.HTTPStatus.BAD_REQUEST else FAILED
         raise AskError(_as_typed(said, given or {}) or f"{url}: {error}", code) from error
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise AskError(strange(admin, "it is not JSON")) from error
     except (urllib.error.URLError, http.client.HTTPException, OSError, ValueError) as error:
         # A port that speaks something else, such as gRPC, is not an HTTP answer.
         reason = getattr(error, "reason", None) or error
         text = f"no answer from {base}: {reason} (is it running?)"
         raise AskError(text, is_gone=True) from error
+
+
+def strange(admin: str, what: str) -> str:
+    """Say that an answer is not of an xds-server, or of one of another version."""
+    expected = f"the admin address of an xds-server of this version ({__version__})"
+    return f"--admin: the answer of {admin} cannot be used ({what}): expected {expected}"
 
 
 def _as_typed(said: str, given: Mapping[str, Any]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import sys
 from collections.abc import Callable
@@ -11,7 +12,7 @@ from typing import Annotated, Any, NoReturn, TypeVar
 import typer
 from rich.console import Console
 
-from xds_server.commands.admin_client import AskError, Server, read_token
+from xds_server.commands.admin_client import FAILED, AskError, Server, read_token, strange
 
 ADMIN = "http://127.0.0.1:18001"
 """Where a server listens that was not told otherwise."""
@@ -43,6 +44,21 @@ def ask(question: Callable[[], _T]) -> _T:
         return question()
     except AskError as error:
         fail(str(error), error.code)
+
+
+def guarded(command: Callable[..., None]) -> Callable[..., None]:
+    """Let a command that asks a server end with one sentence where the answer is not of this version."""
+
+    @functools.wraps(command)
+    def run(*given: Any, **named: Any) -> None:
+        try:
+            command(*given, **named)
+        except (LookupError, TypeError, AttributeError) as error:
+            if "admin" not in named or named.get("against") is not None:
+                raise  # Nobody was asked.
+            fail(strange(str(named["admin"]), f"{type(error).__name__}: {error}"), FAILED)
+
+    return run
 
 
 def fail(text: str, code: int) -> NoReturn:

@@ -39,11 +39,9 @@ def drain(
     """Give an instance no new requests until `undrain`; running ones finish."""
     path = f"/drain/{_quoted(instance)}"
     answer = _order(server_at(admin, token_file), path, who=who, why=_reason(why))
-    _say(
-        answer,
-        f"{instance} is being drained; `xds-server undrain {instance}` ends it",
-        as_json=as_json,
-    )
+    name = answer["instance"]
+    text = f"{name} is being drained; `xds-server undrain {name}` ends it"
+    _say(answer, text, as_json=as_json)
 
 
 def undrain(

@@ -10,6 +10,7 @@ from xds_server.core.plan import (
     TIER_WEIGHT_TOTAL,
     ClassPlan,
     EndpointHealth,
+    FaultState,
     InstancePlan,
     ModelPlan,
     Plan,
@@ -45,6 +46,9 @@ _CHANGES = {
     "restored": _TELEMETRY,
     FORCED: "The time of the order being over, `unforce`, or the tier becoming unable to take requests.",
 }
+
+
+_GONE = frozenset({FaultState.DOWN, FaultState.QUARANTINED})
 
 
 class UnknownSubjectError(LookupError):
@@ -175,7 +179,8 @@ def _instance(model: ModelPlan, tier: TierPlan, instance: InstancePlan) -> dict[
         "telemetry": str(instance.freshness),
         "health": str(instance.health),
         **_reason(instance.reason, _changes_of_fault(instance)),
-        "pressure": instance.pressure,
+        # What an engine said last before it was gone has no age that anybody knows.
+        "pressure": None if instance.state in _GONE else instance.pressure,
         "ceiling": instance.ceiling,
         "weight": weight,
         "calculation": (

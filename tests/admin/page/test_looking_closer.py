@@ -11,7 +11,7 @@ from playwright.async_api import expect
 
 from tests.fakes.browser import a_browser, a_page
 from tests.fakes.live_stage import LiveStage, a_model
-from xds_server.core.plan import EndpointHealth, FaultState, Level
+from xds_server.core.plan import EndpointHealth, FaultState, Level, Reason
 
 pytestmark = [pytest.mark.browser, pytest.mark.asyncio(loop_scope="module")]
 
@@ -93,6 +93,25 @@ async def test_draining_the_last_of_a_tier_is_asked_with_what_follows(browser):
             await page.get_by_role("button", name="Drain…").click()
             await expect(page.locator("#confirm-warning")).to_have_text(warning)
             await page.get_by_role("button", name="Cancel").click()
+
+
+async def test_an_explanation_says_nothing_twice_and_no_number_without_an_age(browser):
+    said = "proxies saw its requests fail before that"
+    basis = Reason(
+        rule="engine_down",
+        text=f"It gets nothing: its engine does not answer (connection refused), {said}.",
+        inputs={"ceiling": 0.0, "detail": "connection refused", "proxies": said, "relapses": 2.0},
+    )
+    stage = LiveStage()
+    stage.models = [a_model(**DOWN, basis=basis, pressure=0.64)]
+    async with stage.serving(), a_page(browser, stage.url) as page:
+        await page.locator("button.cell", has_text="chat-0").click()
+        panel = page.get_by_role("complementary", name="chat-0")
+        await expect(panel).to_contain_text("relapses")
+        text = await panel.inner_text()
+        assert text.count(said) == 1
+        assert text.count("connection refused") == 1
+        assert "0.64" not in text
 
 
 async def test_a_machine_that_slept_does_not_take_old_numbers_for_young_ones(browser):

@@ -112,10 +112,13 @@ function body(answer) {
     element("p", { text: answer.sentence }),
   ];
   if (answer.note) nodes.push(element("p", { text: answer.note }));
+  const inputs = Object.entries(answer.inputs ?? {}).filter(([, value]) => !(typeof value === "string" && answer.sentence.includes(value))); // What it says already.
+  const names = { demand: "offered_per_s", capacity: "capacity_per_s" };
+  const isTold = (key) => answer[key] === undefined || key in (answer.inputs ?? {}) || names[key] in (answer.inputs ?? {});
   const rows = [
     ...["state", "telemetry", "health", "level"].filter((key) => answer[key] !== undefined).map((key) => [key, words(answer[key])]),
-    ...Object.entries(answer.inputs ?? {}).map(([key, value]) => [words(key), typeof value === "number" ? plain(value) : value]),
-    ...["pressure", "demand", "capacity", "spill", "ceiling"].filter((key) => answer[key] !== undefined && !(key in (answer.inputs ?? {}))).map((key) => [key, shown(key, answer[key])]),
+    ...inputs.map(([key, value]) => [words(key), typeof value === "number" ? plain(value) : value]),
+    ...["pressure", "demand", "capacity", "spill", "ceiling"].filter((key) => !isTold(key)).map((key) => [key, shown(key, answer[key])]),
   ];
   const list = element("dl", { class: "inputs" });
   for (const [key, value] of rows) list.append(element("div", { class: String(value).length > 16 ? "long" : "" }, element("dt", { text: key }), element("dd", { text: value })));

@@ -59,7 +59,7 @@ function draw(troubles, look) {
   write(verdict.firstElementChild, SIGNS[level]);
   // A number that moves must not take the focus away.
   const focused = said.contains(document.activeElement) ? document.activeElement.dataset.key : null;
-  const parts = troubles.map((trouble, index) => element("span", { class: "trouble" }, ...(index ? [" · "] : []), ...trouble.subjects.flatMap((subject, at) => [at ? ", " : "", link(subject, look, `${index} ${subject}`)]), trouble.text));
+  const parts = troubles.map((trouble, index) => element("span", { class: "trouble" }, ...(index ? [" · "] : []), ...trouble.subjects.flatMap((subject, at) => [at ? ", " : "", link(subject, look, `${index} ${subject}`)]), trouble.text.replaceAll(" %", "\u00a0%")));
   said.replaceChildren(...(parts.length ? parts : ["All well"]));
   if (focused) [...said.querySelectorAll("button")].find((each) => each.dataset.key === focused)?.focus();
   const title = `${SIGNS[level]} gpu-xds`;
