@@ -123,6 +123,7 @@ class App:
             cache=self.cache,
             proxies=self.xds.proxies,
             shared=self.xds.shared,
+            accepted=self.xds.accepted,
             policy=lambda: self.loop.fleet.policy.admission,
             clock=clock,
             demand=lambda: self.evidence.demand.rates(clock()),

@@ -269,6 +269,17 @@ def test_a_busy_proxy_gives_no_more_than_a_newcomer_is_meant_to_have():
     assert shares.parts["b"] == had["b"]
 
 
+def test_what_is_left_is_kept_for_those_who_come_next():
+    shares = divided("a", "b", policy=AdmissionPolicy(divisions=3))
+    shares.update(["a", "b", "c"], {}, 5.0)
+    shares.update(["a", "b", "c"], {}, 5.0 + SETTLE)
+    halved = {"a": 0.25, "b": 0.5, "c": 0.25}
+    assert shares.parts == halved
+    assert shares.deadline == SETTLE + POLICY.divisions_every_s
+    shares.update(["a", "b", "c"], {}, 20.0)
+    assert shares.parts == halved
+
+
 def test_with_one_division_newcomers_wait_for_it():
     shares = divided("a", "b", policy=AdmissionPolicy(divisions=1))
     shares.update(["a", "b", "c"], {}, 5.0)

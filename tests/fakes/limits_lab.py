@@ -90,6 +90,10 @@ class LimitsLab:
         """Ask at the same time."""
         return await asyncio.gather(*(self.ask(body, **question) for _ in range(count)))
 
+    def parts(self) -> dict[str, float | None]:
+        """Return what each proxy is served of the limits."""
+        return {each.proxy.id: each.part for each in self.xds.status()}
+
     async def settle(self) -> None:
         """Wait until every proxy has taken all that it is to be served."""
 
@@ -170,6 +174,7 @@ async def limits_lab(
             lab.divider = LimitDivider(
                 cache=cache,
                 proxies=xds.proxies,
+                accepted=xds.accepted,
                 policy=lambda: policy.admission,
                 clock=time.monotonic,
             )

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,7 @@ from tests.fakes.limits_lab import JSON, limits_lab
 from tests.fakes.plans import a_plan
 from xds_server.core.limits import Limit
 from xds_server.core.policy import AdmissionPolicy
+from xds_server.core.shares import RESERVE
 from xds_server.resources.capability import Capability
 from xds_server.resources.snapshot import EXTENSION_CONFIG, Resource, Snapshot, TypeSnapshot
 from xds_server.xds.syncz import SyncState, TypeStatus
@@ -143,15 +146,13 @@ async def test_two_proxies_share_a_limit_and_the_one_that_stays_gets_it_all(
         proxies=("one", "two"),
         divided=True,
     ) as lab:
-        assert lab.divider is not None
 
         async def admitted(proxy: str) -> int:
             replies = [await lab.ask(b'{"max_tokens": 44}', proxy=proxy) for _ in range(12)]
             return sum(each.status == 200 for each in replies)
 
         async def parts_are(*parts: float) -> bool:
-            assert lab.divider is not None
-            return sorted(lab.divider.parts.values()) == list(parts)
+            return sorted(part or 0.0 for part in lab.parts().values()) == list(parts)
 
         await eventually(lambda: parts_are(0.5, 0.5), what="two equal parts")
         await lab.settle()
@@ -180,15 +181,13 @@ async def test_newcomers_right_after_a_division_admit_half_of_somebodys_part_and
         proxies=("one", "two"),
         divided=True,
     ) as lab:
-        assert lab.divider is not None
 
         async def admitted(proxy: str) -> int:
             replies = [await lab.ask(b'{"max_tokens": 44}', proxy=proxy) for _ in range(7)]
             return sum(each.status == 200 for each in replies)
 
         async def parts_are(**parts: float) -> bool:
-            assert lab.divider is not None
-            return dict(lab.divider.parts) == parts
+            return lab.parts() == parts
 
         await eventually(lambda: parts_are(one=0.5, two=0.5), what="two equal parts")
         await lab.settle()
@@ -203,6 +202,43 @@ async def test_newcomers_right_after_a_division_admit_half_of_somebodys_part_and
         await eventually(lambda: parts_are(**quarters), what="another's part")
         await lab.settle()
         assert await admitted("four") == 2
+        await lab.assert_all_accepted()
+
+
+async def test_a_newcomer_is_given_nothing_that_a_slow_proxy_may_still_be_admitting(
+    tmp_path: Path,
+) -> None:
+    policy = AdmissionPolicy(
+        burst_s=500, largest_request_tokens=1, settle_s=0.2, absent_s=600.0, divisions_every_s=1000
+    )
+    async with limits_lab(
+        tmp_path, limit=Limit(tokens_per_second=1), admission=policy, divided=True
+    ) as lab:
+        assert lab.divider is not None
+
+        async def are_served(**parts: float) -> bool:
+            return lab.parts() == parts
+
+        await eventually(lambda: are_served(one=1.0), what="the whole for the first")
+        await lab.settle()
+        os.kill(lab.envoys["one"].pid, signal.SIGSTOP)
+        try:
+            await lab.start("two")
+
+            async def is_divided() -> bool:
+                assert lab.divider is not None
+                return dict(lab.divider.parts) == {"one": 0.5, "two": 0.5}
+
+            await eventually(is_divided, what="two equal parts")
+            await eventually(lambda: are_served(one=0.5, two=RESERVE / 2), what="less for one")
+            assert (await lab.ask(b'{"max_tokens": 44}', proxy="two")).status == 429
+            assert lab.parts()["two"] == RESERVE / 2
+        finally:
+            os.kill(lab.envoys["one"].pid, signal.SIGCONT)
+        await eventually(lambda: are_served(one=0.5, two=0.5), what="more for two")
+        await lab.settle()
+        replies = [await lab.ask(b'{"max_tokens": 44}', proxy="two") for _ in range(7)]
+        assert [each.status for each in replies] == [200] * 5 + [429] * 2
         await lab.assert_all_accepted()
 
 

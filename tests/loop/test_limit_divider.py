@@ -48,6 +48,9 @@ class Bench:
     def is_served(self, name):
         return self.cache.served(Proxy(name, "", "envoy", "", Capability.COMPOSITE)) is not None
 
+    def part(self, name):
+        return self.cache.part(Proxy(name, "", "envoy", "", Capability.COMPOSITE))
+
     def step(self, after_s):
         self.now += after_s
         self.divider.step()
@@ -64,6 +67,26 @@ def test_proxies_are_served_once_they_have_a_part():
     assert bench.saved == 1
     bench.step(1.0)
     assert bench.saved == 1
+
+
+def test_more_is_served_once_less_was_accepted():
+    accepted: set[str] = set()
+    bench = Bench(accepted=lambda: accepted, adopted={"a": 1.0})
+    bench.there = {"a"}
+    bench.step(0.0)
+    bench.there = {"a", "b"}
+    bench.step(40.0)
+    bench.step(1.0)
+    assert bench.divider.parts == {"a": 0.5, "b": 0.5}
+    assert bench.part("a") == 0.5
+    assert bench.part("b") < 0.01
+    saved = bench.saved
+    bench.step(POLICY.absent_s / 2)
+    assert bench.part("b") < 0.01
+    accepted.add("a")
+    bench.step(0.0)
+    assert bench.part("b") == 0.5
+    assert bench.saved == saved, "what it shall have was known before"
 
 
 def test_without_limits_nothing_is_divided_and_everybody_is_served():

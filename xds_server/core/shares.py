@@ -139,7 +139,7 @@ class Shares:
         targets = self._targets()
         changed = sum(part for name, part in targets.items() if self.parts.get(name) != part)
         divides_at = self._affordable_at(changed, now)
-        if self._newcomers and self._divided_at is not None and self.policy.divisions > 1:
+        if changed and self._come and self._divided_at is not None and self.policy.divisions > 1:
             # What may still be changed is enough for many newcomers, or for one division.
             divides_at = max(divides_at, self._divided_at + self.policy.divisions_every_s)
         if divides_at <= now:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Mapping
 
 from xds_server import logs
 from xds_server.clock import Clock
+from xds_server.core.handover import Handover
 from xds_server.core.policy import AdmissionPolicy
 from xds_server.core.shares import Shares
 from xds_server.resources.capability import Capability
@@ -35,6 +36,7 @@ class LimitDivider:
         adopted: Mapping[str, float] | None = None,
         divided: Callable[[], None] = lambda: None,
         shared: Callable[[], Mapping[str, int]] = dict,
+        accepted: Callable[[], Collection[str]] | None = None,
     ) -> None:
         """Prepare.
 
@@ -47,6 +49,8 @@ class LimitDivider:
             adopted: Parts by node id that proxies may still have from an earlier run.
             divided: Called after every change of a part.
             shared: Node ids by which more than one proxy goes, and how many: each of them admits the whole part.
+            accepted: Node ids of those that have accepted the limits that they were served last; None: nobody is waited
+                for.
         """
         self.changed = asyncio.Event()
         """Set it when a proxy came or went."""
@@ -59,15 +63,17 @@ class LimitDivider:
         self._log = logs.get("limits")
         self._divided = divided
         self._shared = shared
+        self._accepted = accepted
         self._shared_since: dict[str, float] = {}
         self._told: set[str] = set()
         self._shares.adopt(adopted or {}, clock())
-        cache.divide(self._shares.parts)
+        self._handover = Handover(self._shares.parts)
+        cache.divide(self._handover.served)
         cache.subscribe(self._published)
 
     @property
     def parts(self) -> Mapping[str, float]:
-        """Part of every limit by proxy."""
+        """Part of every limit by proxy, as it shall be; what a proxy is to have more waits until others have less."""
         return self._shares.parts
 
     def _published(self, _: Capability, snapshot: Snapshot) -> None:
@@ -82,6 +88,8 @@ class LimitDivider:
             await asyncio.sleep(GAP_S)
             deadline = self._shares.deadline
             wait_s = LOOK_S if deadline is None else min(LOOK_S, deadline - self._clock())
+            if not self._handover.is_done:
+                wait_s = 0.0
             try:
                 async with asyncio.timeout(max(0.0, wait_s)):
                     await self.changed.wait()
@@ -94,10 +102,23 @@ class LimitDivider:
             return
         self._shares.policy = self._policy()
         self._look_for_shared_ids(self._clock())
-        if self._shares.update(self._proxies(), self._demand(), self._clock()):
-            self._cache.divide(self._shares.parts)
+        changed = self._shares.update(self._proxies(), self._demand(), self._clock())
+        if changed or not self._handover.is_done:
+            self._hand_over()
+        if changed:
             self._divided()
             self._log.debug(logs.LIMITS_DIVIDED, proxies=len(self._shares.parts))
+
+    def _hand_over(self) -> None:
+        """Serve what can be: at once what is less, and what is more once that is accepted."""
+        asked = self._accepted
+        if self._handover.update(
+            self._shares.parts,
+            accepted=frozenset() if asked is None else asked(),
+            patience_s=0.0 if asked is None else self._policy().absent_s,
+            now=self._clock(),
+        ):
+            self._cache.divide(self._handover.served)
 
     def _look_for_shared_ids(self, now: float) -> None:
         shared = self._shared()

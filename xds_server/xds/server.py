@@ -173,6 +173,16 @@ class XdsServer:
             if stream.proxy is not None and stream.keeps_limits
         }
 
+    def accepted(self) -> set[str]:
+        """Return the node ids of the proxies that have accepted the limits that they are served, on all their streams."""
+        behind = {
+            stream.proxy.id
+            for group in self._groups.values()
+            for stream in group
+            if stream.proxy is not None and not stream.has_accepted(EXTENSION_CONFIG)
+        }
+        return self.proxies() - behind
+
     def shared(self) -> dict[str, int]:
         """Return the node ids by which several streams that keep limits go now, and how many of them."""
         return {name: streams for name, streams in self._keepers.items() if streams > 1}

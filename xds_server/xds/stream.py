@@ -131,6 +131,13 @@ class Stream:
         """Whether there is a snapshot that was not looked at yet."""
         return self._latest is not None
 
+    def has_accepted(self, type_url: str) -> bool:
+        """Whether the client runs on what it is served of a type; what it never asked for it does not run on."""
+        channel = self.session.channels.get(type_url)
+        if self.is_behind:
+            return False
+        return channel is None or not (channel.pending or channel.due or channel.refusal)
+
     def _refresh(self) -> None:
         """Take the latest snapshot, if there is one that the session does not know."""
         snapshot, self._latest = self._latest, None
