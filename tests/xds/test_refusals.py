@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.xds.resources import cluster, endpoints, snapshot
 from tests.xds.transcript import BOTH, Dialog
@@ -180,6 +184,41 @@ def test_a_refused_removal_is_not_repeated(protocol: Protocol) -> None:
 )
 def test_blame_is_found_in_the_texts_of_real_clients(error: str, expected: set[str]) -> None:
     assert culprits(error, ["chat", "mail", "other-one"]) == expected
+
+
+PARTS = (
+    "chat",
+    "mail",
+    "a",
+    "b-c",
+    "a.b",
+    "x/y",
+    "outbound|80|v1|h.ns.svc",
+    "_z",
+    "/",
+    "|",
+    ".",
+    "-",
+    ": ",
+    " ",
+    "\n",
+)
+NAMES = st.sets(
+    st.lists(st.sampled_from(PARTS[:10]), min_size=1, max_size=3).map("".join), max_size=5
+)
+
+
+@given(NAMES, st.lists(st.sampled_from(PARTS), max_size=12).map("".join), st.data())
+def test_a_name_is_to_blame_where_it_stands_by_itself_and_no_part_of_another(names, error, data):
+    names = {name for name in names if name[0].isalnum()}
+    if names:
+        error += data.draw(st.sampled_from(["", " ", ".", "-"])) + data.draw(
+            st.sampled_from(sorted(names))
+        )
+    alone = {
+        name for name in names if re.search(rf"(?<![\w.-]){re.escape(name)}(?![\w-]|\.\w)", error)
+    }
+    assert culprits(error, names) == alone
 
 
 @both

@@ -18,6 +18,9 @@ MAX_SEARCHED_CHARS = 100_000
 
 _OWN_NAME = re.compile(r'^(?:cluster_)?name: "([^"]+)"', re.MULTILINE)
 _INDEXED = re.compile(r"resource index \d+: ")
+_WORD = re.compile(r"[\w.-]+")
+_GOES_ON = re.compile(r"[\w-]|\.\w")
+"""What makes a name the start of a longer one; a dot at the end of a sentence does not."""
 
 
 def culprits(error: str, changed: Iterable[str]) -> frozenset[str]:
@@ -44,15 +47,30 @@ def _dumped(error: str, candidates: frozenset[str]) -> frozenset[str]:
 
 
 def _indexed(error: str, candidates: frozenset[str]) -> frozenset[str]:
-    starts = [match.end() for match in _INDEXED.finditer(error)]
-    return frozenset(
-        name for name in candidates if any(error.startswith(name + ":", at) for at in starts)
-    )
+    longest = max(map(len, candidates), default=0)
+    found: set[str] = set()
+    for match in _INDEXED.finditer(error):
+        start = match.end()
+        last = start + longest + 1
+        end = error.find(":", start, last)
+        while end >= 0:
+            found.add(error[start:end])
+            end = error.find(":", end + 1, last)
+    return candidates & found
 
 
 def _said(error: str, candidates: frozenset[str]) -> frozenset[str]:
-    return frozenset(
-        name
-        for name in candidates
-        if re.search(rf"(?<![\w.-]){re.escape(name)}(?![\w-]|\.\w)", error)
-    )
+    """Find names that stand in the text by themselves, not as parts of others.
+
+    The text is read once, however many names there are: a client makes it up, and a search for each of
+    thousands of names held everything up. (All names start with a letter or a digit, that is: with a word.)
+    """
+    lengths = sorted({len(name) for name in candidates})
+    found: set[str] = set()
+    for word in _WORD.finditer(error):
+        start = word.start()
+        for length in lengths:
+            name = error[start : start + length]
+            if name in candidates and not _GOES_ON.match(error, start + length):
+                found.add(name)
+    return frozenset(found)
