@@ -82,7 +82,9 @@ class Handover:
         self.is_done = True
         if not more:
             return
-        room = max(1.0, sum(wanted.values())) - sum(map(self._most, self.served)) + ROUNDING
+        most = sum(self.served.values())
+        most += sum(self._most(name) - self.served[name] for name in self._excess)
+        room = max(1.0, sum(wanted.values())) - most + ROUNDING
         for name in sorted(more, key=lambda each: self.served.get(each, 0.0)):
             needed = max(0.0, wanted[name] - self._most(name))
             if needed <= room:
