@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -14,7 +15,7 @@ from xds_server.core.model import InstanceId
 from xds_server.core.plan import EndpointHealth
 from xds_server.fleet import Fleet
 from xds_server.istio.kubernetes.advice import doubts
-from xds_server.istio.kubernetes.objects import Owned
+from xds_server.istio.kubernetes.objects import Owned, owned_objects
 from xds_server.istio.kubernetes.route_patch import Patched
 from xds_server.istio.kubernetes.wanted import all_wanted
 from xds_server.istio.mesh import mesh_of
@@ -161,6 +162,22 @@ def test_what_istio_would_misread_is_known_before_it_is_sent(monkeypatch):
     faults = {each.ref.kind: each.fault for each in found}
     assert "subset v2 of one.ai.svc" in faults["VirtualService"]
     assert faults["DestinationRule"] == ""
+
+
+def test_what_is_made_anew_is_what_it_is_without_a_memory():
+    tiers = {"primary": {"endpoints": "instances"}}
+    before, _, _ = wanted(tiers=tiers)
+    fresh, config, plan = wanted("a100-0", tiers=tiers)
+    given = (mesh_of(config.istio, config.topology), plan.models, config.topology, config.policy)
+    more = {"version": "v1", "owner": "gpu-xds.gpu-xds-istio"}
+    again = owned_objects(*given, **more, before=before)
+    assert again == fresh
+    entry, rule, _ = again
+    assert entry.spec != before[0].spec
+    assert rule.spec is before[1].spec, "it is not made again"
+    assert [each.fault for each in again] == ["", "", ""]
+    bad = replace(before[1], fault="it was judged before")
+    assert owned_objects(*given, **more, before=[bad])[1].fault == "", "a fault is judged anew"
 
 
 def test_an_entry_whose_instances_are_all_out_stays_and_has_no_endpoint():

@@ -63,6 +63,8 @@ class MeshWriter:
         self._clock = clock
         self._report = Reporter(around.tally, around.history, around.published)
         self._plans: tuple[ModelPlan, ...] | None = None
+        self._made: list[Wanted] = []
+        """What was wanted last."""
         self._config: Config | None = None
         self._changed = asyncio.Event()
         self._paces: dict[Ref, Pace] = {}
@@ -161,7 +163,7 @@ class MeshWriter:
             return []
         fleet = self._around.loop.fleet
         section = config.istio.kubernetes if config.istio is not None else None
-        return all_wanted(
+        self._made = all_wanted(
             self._around.mesh(),
             self._plans,
             fleet.topology,
@@ -169,7 +171,9 @@ class MeshWriter:
             section or self._section,
             version=version,
             owner=owner_of(self._target),
+            before=self._made,
         )
+        return self._made
 
     def _spread(
         self,

@@ -6,13 +6,13 @@ the same; here it becomes documents in the form of Istio's CRDs.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from google.protobuf.json_format import MessageToDict
 
-from xds_server.core.model import Topology
+from xds_server.core.model import ModelName, Topology
 from xds_server.core.plan import ModelPlan
 from xds_server.core.policy import Policy
 from xds_server.istio.kubernetes.errors import Ref
@@ -20,6 +20,7 @@ from xds_server.istio.mcp.build import drafts
 from xds_server.istio.mcp.catalog import Draft, Key
 from xds_server.istio.mcp.judge import judge
 from xds_server.istio.mcp.kinds import Kind
+from xds_server.istio.mcp.proto import encode_body
 from xds_server.istio.mesh import Mesh, MeshTier
 from xds_server.istio.weights import Action, ModelWeights, RouteWeights, weigh
 
@@ -60,6 +61,8 @@ class Owned:
     fault: str = ""
     """Why Istio would refuse or misread it, and what mends that: it is held back. The cluster's own validation may be
     off, and it does not see what objects are next to each other."""
+    body: bytes = field(default=b"", compare=False, repr=False)
+    """What `spec` was made of: equal bytes, equal spec."""
 
     @property
     def hosts(self) -> frozenset[str]:
@@ -112,6 +115,7 @@ def owned_objects(
     *,
     version: str,
     owner: str,
+    before: Iterable[Owned] = (),
 ) -> list[Owned]:
     """Return every object that is ours, in the order in which they are to be written.
 
@@ -122,6 +126,8 @@ def owned_objects(
         policy: When the mesh shall eject an endpoint of ours.
         version: Of Istio's API, as the server prefers it.
         owner: Value of the annotation `OWNER`.
+        before: What was returned for the plan before. Most objects are as they were then, and to make and judge a
+            document costs four times as much as to see that.
     """
     by_model = {each.name: each for each in plans}
     weights = {
@@ -135,17 +141,20 @@ def owned_objects(
         topology=topology,
         policy=policy,
     )
+    bodies = {each.key: encode_body(each.message) for each in made}
+    known = {
+        (_KINDS[each.ref.plural], f"{each.ref.namespace}/{each.ref.name}"): each for each in before
+    }
+    same = {key: each for key, each in known.items() if each.body == bodies.get(key)}
     faults: dict[Key, str] = {}
-    for each in judge(made):
+    for each in judge(made, {key for key, one in same.items() if not one.fault}):
         faults.setdefault(each.key, each.text)
     found = []
     for draft in made:
-        spec = spec_of(draft)
+        spec = same[draft.key].spec if draft.key in same else spec_of(draft)
         told = None
         if draft.kind is Kind.VIRTUAL_SERVICE:
-            told = next(
-                (each for each in weights.values() if each.model.model == draft.model), None
-            )
+            told = weights.get(ModelName(draft.model))
         found.append(
             Owned(
                 ref=ref_of(_PLURALS[draft.kind], draft.namespace, draft.name, version=version),
@@ -155,6 +164,7 @@ def owned_objects(
                 summary=_contents(spec) if told is None else summaries(told),
                 weights=told,
                 fault=faults.get(draft.key, ""),
+                body=bodies[draft.key],
             )
         )
     return found

@@ -10,7 +10,7 @@ from xds_server.core.model import Topology
 from xds_server.core.plan import ModelPlan
 from xds_server.core.policy import Policy
 from xds_server.istio.kubernetes.change import Wanted
-from xds_server.istio.kubernetes.objects import owned_objects, ref_of
+from xds_server.istio.kubernetes.objects import Owned, owned_objects, ref_of
 from xds_server.istio.kubernetes.route_patch import Patched
 from xds_server.istio.mesh import Mesh
 from xds_server.istio.weights import weigh
@@ -28,6 +28,7 @@ def all_wanted(
     *,
     version: str,
     owner: str,
+    before: Sequence[Wanted] = (),
 ) -> list[Wanted]:
     """Return it in the order in which it is to be written: first what routes go to.
 
@@ -39,11 +40,20 @@ def all_wanted(
         section: What is patched.
         version: Of Istio's API.
         owner: See `objects.OWNER`.
+        before: What was returned last; it saves work.
     """
     patched = {each.model for each in section.patch}
     ours = Mesh(models=tuple(each for each in mesh.models if each.model not in patched))
     return [
-        *owned_objects(ours, plans, topology, policy, version=version, owner=owner),
+        *owned_objects(
+            ours,
+            plans,
+            topology,
+            policy,
+            version=version,
+            owner=owner,
+            before=[each for each in before if isinstance(each, Owned)],
+        ),
         *_patches(mesh, plans, section.patch, version),
     ]
 
