@@ -100,6 +100,16 @@ def test_old_samples_are_dropped_and_counted_instead_of_replayed():
     assert slots.take(3.2) == []
 
 
+@pytest.mark.parametrize("interval_s", [0.25, 1.0, 8.0])
+def test_three_intervals_are_the_age_up_to_which_a_sample_is_sent(interval_s):
+    slots = Slots(interval_s=interval_s)
+    slots.offer(sample(at=10.0))
+    assert len(slots.take(10.0 + 3 * interval_s)) == 1
+    slots.offer(sample(at=20.0, sequence=2, draining=True))
+    assert slots.take(20.0 + 3.1 * interval_s) == []
+    assert slots.expired == 1
+
+
 def test_a_new_stream_starts_with_everything_that_is_fresh():
     slots = Slots(interval_s=100.0)
     for instance in ("a", "b"):
