@@ -8,6 +8,7 @@ import time
 import pytest
 
 from tests.fakes.kube_api import Rule
+from tests.fakes.waiting import PATIENCE_S
 from xds_server.istio.kubernetes import lease
 from xds_server.istio.kubernetes.auth import SignIn
 from xds_server.istio.kubernetes.client import KubernetesClient
@@ -85,7 +86,7 @@ class Candidate:
         self.task = asyncio.create_task(self.leadership.run())
         return self
 
-    async def leads(self, *, wanted=True, timeout_s=10.0):
+    async def leads(self, *, wanted=True, timeout_s=PATIENCE_S):
         async with asyncio.timeout(timeout_s):
             while not self.told or self.told[-1][1] is not wanted:
                 await asyncio.sleep(0.005)
@@ -132,6 +133,19 @@ async def test_one_of_two_leads_and_the_other_follows_an_orderly_end_at_once(api
     assert not first.leadership.is_leader
     assert (await second.leads()) - ended < LONG.duration_s, "it needs not wait for the end"
     assert holder(api)["leaseTransitions"] == 1
+
+
+@pytest.mark.parametrize(("writer", "left"), [("a", ""), ("thief", "thief")])
+async def test_a_renewal_that_the_end_cut_off_does_not_keep_the_lease(
+    api, candidates, writer, left
+):
+    first = (await candidates("a", rules=LONG)).start()
+    await first.leads()
+    # Accepted by the server, and nobody is there any more to hear of it.
+    renewed = lease.taken(None, target=TARGET, me=writer, rules=LONG, wall=time.time())
+    await api.put(renewed)
+    await first.stop()
+    assert holder(api)["holderIdentity"] == left
 
 
 async def test_a_killed_leader_is_followed_after_the_duration_and_never_led_beside_it(

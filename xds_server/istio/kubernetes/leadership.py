@@ -172,7 +172,18 @@ class Leadership:
         self._lost("this control plane ends")
         if document is None or not was_held:
             return
-        emptied = lease.released(document, target=self.target, wall=self._wall())
         with contextlib.suppress(KubernetesError, TimeoutError):
             async with asyncio.timeout(RELEASE_TIMEOUT_S):
-                await self._client.replace(self.target, emptied, timeout_s=RELEASE_TIMEOUT_S)
+                try:
+                    await self._empty(document)
+                except KubernetesError as error:
+                    if error.cause is not Cause.CONFLICT:
+                        raise
+                    # Most likely our own renewal: it was accepted, and our end cut off the answer.
+                    document = await self._client.get(self.target)
+                    if lease.see(document, None, self._clock()).holder == self.me:
+                        await self._empty(document)
+
+    async def _empty(self, document: Document) -> None:
+        emptied = lease.released(document, target=self.target, wall=self._wall())
+        await self._client.replace(self.target, emptied, timeout_s=RELEASE_TIMEOUT_S)
