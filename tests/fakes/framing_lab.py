@@ -21,8 +21,11 @@ class Echo:
 
     def __init__(self) -> None:
         self.closed = 0
+        self.breaks = False
 
     def take(self, raw: bytes) -> Iterable[bytes]:
+        if raw == b"quiet":
+            return []
         if raw == b"break":
             raise RuntimeError("broken")
         if raw.startswith(b"refuse"):
@@ -33,6 +36,8 @@ class Echo:
 
     def close(self) -> None:
         self.closed += 1
+        if self.breaks:
+            raise RuntimeError("broken at the end")
 
 
 class Patient(Echo):

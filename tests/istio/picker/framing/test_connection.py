@@ -258,6 +258,36 @@ def test_what_ends_a_call_leaves_the_connection(message, status, text):
     assert [str(each) for each in lab.failures] == (["broken"] if b"break" in message else [])
 
 
+def test_a_call_that_breaks_when_it_ends_is_told_and_ends_nothing_else():
+    lab = Lab()
+    lab.tell(lab.client.head(1) + lab.client.head(3))
+    lab.calls[0].breaks = lab.calls[1].breaks = True
+    lab.tell(lab.client.data(1, frames.message(b"quiet"), ends=True))
+    assert lab.client.answers[1].messages == []
+    assert lab.client.status(1) == Status.OK
+    lab.connection.close()
+    assert [str(each) for each in lab.failures] == ["broken at the end"] * 2
+    assert [each.closed for each in lab.calls] == [1, 1]
+
+
+def test_a_body_may_be_as_long_as_its_client_said():
+    lab = Lab()
+    fields = [*HEADERS, ("content-length", "12")]
+    lab.tell(lab.client.head(1, fields) + lab.client.data(1, frames.message(b"a")))
+    lab.tell(lab.client.data(1, frames.message(b"b"), ends=True))
+    assert lab.client.answers[1].messages == [b"a", b"a", b"b", b"b"]
+    assert lab.client.status(1) == Status.OK
+
+
+def test_a_client_that_ends_while_its_end_waits_is_answered_once():
+    lab = Lab(initial_window_size=0)
+    lab.tell(lab.client.ask(1, b"a", b"refuse", ends=False))
+    lab.tell(lab.client.data(1, b"late", ends=True))
+    lab.tell(frames.window_update(1, 1000))
+    assert lab.client.status(1) == Status.INVALID_ARGUMENT
+    assert lab.client.answers[1].reset is None
+
+
 def test_half_a_message_is_an_error():
     lab = Lab()
     lab.tell(lab.client.head(1) + lab.client.data(1, frames.message(b"abc")[:-1], ends=True))

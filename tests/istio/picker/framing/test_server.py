@@ -250,6 +250,35 @@ def whole_frames(raw: bytes) -> bytes:
     return raw[:at]
 
 
+async def test_who_does_not_read_is_not_read_from_until_it_does():
+    async with lab() as (here, channel):
+        client = Http2Client(initial_window_size=2**31 - 1)
+        reader, writer = await asyncio.open_connection("127.0.0.1", here.port, limit=1024)
+        writer.write(client.greeting + frames.window_update(0, 2**30))
+        writer.write(client.head(1, path="/lab/Echo"))
+        sent = frames.message(bytes(1_000_000))
+        count = 0
+
+        async def is_full() -> bool:
+            nonlocal count
+            if writer.transport.get_write_buffer_size() == 0:
+                writer.write(client.data(1, sent))
+                count += 1
+            asked = [each for each in here.server.clients if each.connection.streams]
+            return any(not each._transport.is_reading() for each in asked)
+
+        await eventually(is_full, what="it is not read from")
+        assert await channel.unary_unary("/lab/Echo")(b"a") == b"a"
+        writer.write(client.data(1, b"", ends=True))
+        raw = bytearray()
+        while not raw.endswith(frames.TRAILERS_OK):
+            raw += await asyncio.wait_for(reader.read(2**20), 30)
+        client.read(bytes(raw))
+        assert client.answers[1].messages == [bytes(1_000_000)] * count
+        writer.close()
+        await writer.wait_closed()
+
+
 @pytest.mark.parametrize(
     "said", [b"", PREFACE[:10], PREFACE], ids=["nothing", "half", "no settings"]
 )

@@ -261,8 +261,7 @@ class Connection:
 
     def _message(self, stream: Stream, compressed: int, body: bytes) -> None:
         self._has_asked = stream.has_asked = True
-        if stream.call is None:
-            return
+        assert stream.call is not None  # it is over only together with its stream
         if compressed:
             self._end(stream, Status.UNIMPLEMENTED, "compressed messages are not taken")
             return
