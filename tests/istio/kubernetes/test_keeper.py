@@ -427,6 +427,20 @@ async def test_a_route_that_waits_goes_out_at_once_when_it_needs_nothing_any_mor
     await stage.weighs(50)
 
 
+async def test_a_wish_that_is_over_before_its_host_has_settled_is_never_written(stage, monkeypatch):
+    monkeypatch.setattr(keepers, "SETTLE_S", 1.0)
+    rule, service = stage.keeper(RULE), stage.keeper(gap_s=0.1)
+    service.needs = (rule,)
+    rule.want(wish(ref=RULE))
+    await until(lambda: rule.settled_at)
+    service.want(wish(70))
+    await until(lambda: stage.api.asked("get", "virtualservices"))
+    await asyncio.sleep(0.1)
+    service.want(wish(50))
+    await stage.weighs(50)
+    assert len(stage.api.writes("virtualservices")) == 1
+
+
 async def test_a_server_that_refuses_watches_is_asked_more_and_more_slowly(stage, monkeypatch):
     monkeypatch.setattr(keepers, "LOOK_S", 1.0)
     stage.api.fail("watch", "virtualservices", 503, times=1e9)
