@@ -95,6 +95,25 @@ async def test_draining_the_last_of_a_tier_is_asked_with_what_follows(browser):
             await page.get_by_role("button", name="Cancel").click()
 
 
+async def test_a_tier_is_offered_what_those_before_it_pass_on(browser):
+    stage = LiveStage()
+    first = stage.models[0]
+    primary = dataclasses.replace(first.tiers[0], spill=0.3, demand=12.0)
+    unknown = dataclasses.replace(a_model(name="code").tiers[0], demand=None, capacity=None)
+    stage.models = [
+        dataclasses.replace(first, tiers=(primary, *first.tiers[1:])),
+        dataclasses.replace(a_model(name="code"), tiers=(unknown, *a_model(name="code").tiers[1:])),
+    ]
+    async with stage.serving(), a_page(browser, stage.url) as page:
+        for tier, flow in (
+            ("chat/primary", "12.0 / 20.0 req/s"),
+            ("chat/fallback", "3.6 / 20.0 req/s"),
+            ("code/primary", "\u2013 / \u2013 req/s"),
+        ):
+            region = page.get_by_role("region", name=f"Tier {tier}", exact=True)
+            await expect(region.locator(".flow")).to_have_text(flow)
+
+
 async def test_an_explanation_says_nothing_twice_and_no_number_without_an_age(browser):
     said = "proxies saw its requests fail before that"
     basis = Reason(

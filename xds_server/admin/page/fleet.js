@@ -65,7 +65,11 @@ export class Fleet {
       this.models.set(name, made);
       part = made;
     }
-    model.tiers.forEach((tier, index) => this.drawTier(part.tiers[index], tier));
+    let reaching = 1; // Of the model's requests, what the tiers before it pass on.
+    model.tiers.forEach((tier, index) => {
+      this.drawTier(part.tiers[index], tier, tier.rule === "forced" ? tier.weight / 1000 : reaching);
+      reaching *= tier.spill ?? 0;
+    });
     model.classes.forEach((each, index) => drawClass(part.classes[index], each));
     const now = this.clock.now();
     const isNews = part.chart.add(now, Object.fromEntries(model.tiers.map((each) => [each.name, each.weight])));
@@ -132,7 +136,7 @@ export class Fleet {
     const add = (label, ...nodes) => facts.append(element("div", {}, element("dt", { text: label }), element("dd", {}, ...nodes)));
     add("Pressure", fields.pressure, meter, fields.marks);
     add("Passes on", fields.spill);
-    add("Demand / capacity", fields.flow);
+    add("Offered / capacity", fields.flow);
     const cells = element("ul", { class: tier.instances.length > MANY ? "cells many" : "cells", "aria-label": `Instances of ${subject}` }, ...tier.instances.map((id) => this.cell(id).root));
     const root = element("section", { class: "tier", "aria-label": `Tier ${subject}` },
       element("div", { class: "tierhead" },
@@ -143,7 +147,7 @@ export class Fleet {
     return { root, fields, fill: bar, meter };
   }
 
-  drawTier(part, tier) {
+  drawTier(part, tier, reaching) {
     const { fields } = part;
     const { high, critical } = this.state.facts;
     mark(part.root, "level", tier.level);
@@ -156,7 +160,7 @@ export class Fleet {
     write(fields.pressure, tier.pressure === null ? "unknown" : number(tier.pressure, 2));
     write(fields.marks, `high ${number(high, 2)}, critical ${number(critical, 2)}`);
     write(fields.spill, percent(tier.spill, 1));
-    write(fields.flow, `${number(tier.demand)} / ${number(tier.capacity)} req/s`);
+    write(fields.flow, `${number(tier.demand === null ? null : tier.demand * reaching)} / ${number(tier.capacity)} req/s`);
     mark(part.meter, "level", level(tier.pressure, this.state.facts));
     fill(part.fill, tier.pressure);
   }
