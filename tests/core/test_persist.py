@@ -154,6 +154,17 @@ def test_an_instance_at_another_address_is_not_the_kept_one():
     assert state.instance(InstanceId("a")).track.state is FaultState.HEALTHY
 
 
+def test_an_operators_drain_goes_on_though_the_address_changed_while_the_server_was_away():
+    document = kept(troubled())
+    instances = document["models"]["chat"]["tiers"]["primary"]["instances"]
+    instances["b"]["port"] += 1
+    instances["c"]["port"] += 1
+    state = restore(small_fleet(), POLICY, document, 3.0)
+    track = state.instance(InstanceId("b")).track
+    assert (track.state, track.operator) == (FaultState.DRAINING, "ann: new driver")
+    assert state.instance(InstanceId("c")).track.state is FaultState.HEALTHY
+
+
 def test_a_plan_from_before_a_change_of_topology_does_not_spoil_the_document():
     brain = troubled()
     plan = brain.plan

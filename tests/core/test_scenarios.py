@@ -423,6 +423,25 @@ def test_an_instance_that_moves_to_another_address_is_a_new_one():
     assert [e.name for _, e in brain.events[-2:]] == ["instance_left", "instance_joined"]
 
 
+def test_an_operators_drain_goes_on_at_another_address_until_it_is_taken_back():
+    brain = warm(until=60.0)
+    brain.drain("a", who="ann", why="new disk")
+    brain.drain("b", who="bob")
+    brain.drain("b", draining=False)
+    moved = tier("primary", "a", "b", "c")
+    changed = type(moved)(
+        name=moved.name,
+        serves=moved.serves,
+        instances=(instance("a", port=9), instance("b", port=10), *moved.instances[2:]),
+    )
+    fleet = topology(model("chat", changed, tier("fallback", "f", capacity=20.0)))
+    brain.retarget(fleet)
+    assert {i.id: i.ceiling for i in brain.tier().instances} == {"a": 0.0, "b": 0.10, "c": 1.0}
+    assert "an operator drains it (ann: new disk)" in brain.instance("a").reason.text
+    brain.drain("a", draining=False)
+    assert brain.instance("a").ceiling == 0.10
+
+
 def test_a_short_ramp_policy_is_obeyed():
     policy = Policy(recovery=RecoveryPolicy(stages=(0.5, 1.0), hold_s=2.0, jitter_ratio=0.0))
     brain = warm(policy=policy)

@@ -70,15 +70,17 @@ def retarget(state: FleetState, topology: Topology, policy: Policy, now: float) 
 
     Returns:
         The new state. An instance is the same one when its id and address are; any other one ramps,
-        unless the control plane itself has only just started (`RecoveryPolicy.startup_s`).
+        unless the control plane itself has only just started (`RecoveryPolicy.startup_s`). An operator's
+        drain is of the id: it goes on at another address.
     """
     known = {place(s.instance): s for _, _, s in _all(state.models)}
+    operators = {s.instance.id: s.track.operator for _, _, s in _all(state.models)}
     is_starting = now < state.started_at + policy.recovery.startup_s
 
     def newcomer(instance_id: InstanceId) -> Track:
-        if is_starting:
-            return faults.present(now)
-        return faults.joined(Context(instance_id, policy.recovery, now))
+        context = Context(instance_id, policy.recovery, now)
+        track = faults.present(now) if is_starting else faults.joined(context)
+        return faults.drain(track, context, who=operators.get(instance_id))
 
     before = {model.model.name: model for model in state.models}
     models = tuple(

@@ -33,7 +33,7 @@ from xds_server.core.plan import (
 from xds_server.core.policy import Policy
 from xds_server.core.spill import SpillState, TierSpill
 from xds_server.core.state import FleetState, Forced, InstanceState, ModelState, TierState
-from xds_server.core.track import Track
+from xds_server.core.track import Context, Track
 from xds_server.core.vram import VramWatch
 
 VERSION = 1
@@ -90,7 +90,7 @@ def restore(
 
     Args:
         topology: The fleet as configured now; what it no longer has is dropped, what is new to it
-            starts healthy.
+            starts healthy. An operator's drain goes on at another address.
         policy: The thresholds.
         data: What `dump` wrote.
         now: Monotonic seconds.
@@ -207,6 +207,7 @@ def _restore_model(
     levels: dict[TierName, LevelTrack] = {}
     frozen_since: dict[TierName, float] = {}
     known_tiers: set[TierName] = set()
+    operators: dict[InstanceId, str | None] = {}
     spills: list[TierSpill] = []
     plans: list[TierPlan] = []
     for tier in model.tiers:
@@ -224,7 +225,10 @@ def _restore_model(
         published: list[InstancePlan] = []
         for configured in tier.instances:
             document = instances.get(configured.id)
-            if document is None or not _is_same(configured, document):
+            if document is None:
+                continue
+            if not _is_same(configured, document):
+                operators[configured.id] = document.get("operator").optional_text()
                 continue
             state = _restore_instance(configured, document, policy, now)
             known[assemble.place(configured)] = state
@@ -243,9 +247,12 @@ def _restore_model(
         plan=ModelPlan(name=model.name, tiers=tuple(plans)) if whole else None,
         forced=None if kept is None else _restore_forced(kept, now - away_s),
     )
-    return assemble.build(
-        model, policy, now, known=known, newcomer=lambda _: faults.present(now), seed=seed
-    )
+
+    def newcomer(instance_id: InstanceId) -> Track:
+        context = Context(instance_id, policy.recovery, now)
+        return faults.drain(faults.present(now), context, who=operators.get(instance_id))
+
+    return assemble.build(model, policy, now, known=known, newcomer=newcomer, seed=seed)
 
 
 def _restore_forced(kept: Node, written_at: float) -> Forced | None:
