@@ -7,9 +7,11 @@ import asyncio
 import pytest
 
 from tests.fakes.kube_api import Rule
+from xds_server.istio.kubernetes import lease
 from xds_server.istio.kubernetes.auth import SignIn, own_namespace, signed_in
 from xds_server.istio.kubernetes.client import KubernetesClient
 from xds_server.istio.kubernetes.errors import AuthError, Cause, KubernetesError, Ref
+from xds_server.istio.kubernetes.lease import LeaseRules
 
 VS = Ref(
     group="networking.istio.io",
@@ -121,6 +123,17 @@ async def test_a_quota_or_webhook_is_not_taken_for_a_missing_role(api, client):
     error = await refusal(client.create(VS, service()))
     assert error.cause is Cause.FORBIDDEN
     assert "not for want of a role" in str(error)
+
+
+async def test_the_namespace_of_a_lease_is_missed_without_a_word_of_istio(client):
+    nowhere = lease.ref("nowhere", "gpu-xds-istio")
+    body = lease.taken(None, target=nowhere, me="a", rules=LeaseRules.of(15), wall=1.0)
+    error = await refusal(client.create(nowhere, body))
+    assert error.cause is Cause.NOT_FOUND
+    assert "namespace nowhere is not there; create it, or mend istio.kubernetes.namespace" in str(
+        error
+    )
+    assert "CRD" not in str(error)
 
 
 async def test_a_missing_namespace_is_told_as_such(client):

@@ -160,6 +160,11 @@ def _explained(cause: Cause, verb: str, ref: Ref | None, said: str) -> str:
             )
         case Cause.CONFLICT:
             return f"Somebody else wrote {ref} in between: {said}."
+        case Cause.NOT_FOUND if verb == "create" and ref.group.endswith(".k8s.io"):
+            return (
+                f"Cannot create {ref}: namespace {ref.namespace} is not there; create it, or mend "
+                f"istio.kubernetes.namespace. The server said: {said}."
+            )
         case Cause.NOT_FOUND if verb == "create":
             return (
                 f"Cannot create {ref}: namespace {ref.namespace} or the kind {ref.kind} of "
