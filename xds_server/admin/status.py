@@ -22,7 +22,7 @@ from xds_server.fleet import instance_plans
 from xds_server.ingest.registry import Registry
 from xds_server.loop.control_loop import ControlLoop
 from xds_server.observability.metrics import Reading
-from xds_server.xds.syncz import ProxyStatus, SyncState, TypeStatus
+from xds_server.xds.syncz import ProxyStatus, SyncState, TypeStatus, worst
 
 
 def describe_fleet(loop: ControlLoop, registry: Registry, now: float) -> dict[str, Any]:
@@ -63,9 +63,6 @@ def describe_fleet(loop: ControlLoop, registry: Registry, now: float) -> dict[st
     }
 
 
-_WORST_LAST = (SyncState.SYNCED, SyncState.NOT_SENT, SyncState.STALE, SyncState.ERROR)
-
-
 def gauges_of_proxies(streams: Iterable[ProxyStatus]) -> Iterator[Reading]:
     """Yield the gauges that follow from how proxies stand.
 
@@ -84,7 +81,7 @@ def gauges_of_proxies(streams: Iterable[ProxyStatus]) -> Iterator[Reading]:
             name = each.type_url.rpartition(".")[2]
             states = standing.setdefault(name, {})
             before = states.get(stream.proxy.id, each.state)
-            states[stream.proxy.id] = max(before, each.state, key=_WORST_LAST.index)
+            states[stream.proxy.id] = worst((before, each.state))
             refusers = refusing.setdefault(name, set())
             if each.error:
                 refusers.add(stream.proxy.id)
