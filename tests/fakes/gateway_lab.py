@@ -85,7 +85,7 @@ async def lab(
             inference_gateway(directory / "gateway", **about)
         )
         session = await stack.enter_async_context(
-            aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=20))
+            aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=120))
         )
         yield Lab(
             topology=topology,

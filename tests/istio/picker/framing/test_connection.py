@@ -218,6 +218,7 @@ def test_trailers_of_the_client_end_its_side():
     flags = frames.END_HEADERS | frames.END_STREAM
     lab.tell(lab.client.head(1, [("x-checksum", "1")], flags=flags))
     assert lab.client.status(1) == Status.OK
+    assert lab.client.answers[1].reset is None  # it has nothing more to say
 
 
 def test_what_is_not_known_is_ignored():

@@ -19,7 +19,8 @@ ASKED = HEAD + Http2Client.data(1, frames.message(b"a"), ends=True)
 """A stream that was answered and is over."""
 CUT = HEAD + Http2Client.data(1, frames.message(b"refuse"))
 """A stream that was ended from here before its client had said everything."""
-HALF = head_of([*HEADERS[:2], (":path", "/patient"), *HEADERS[3:]], ends=True)
+PATIENT = [*HEADERS[:2], (":path", "/patient"), *HEADERS[3:]]
+OPEN, HALF = head_of(PATIENT), head_of(PATIENT, ends=True)
 """A stream that goes on from here though its client said everything."""
 
 
@@ -101,6 +102,7 @@ def test_what_ends_the_connection_is_told_with_a_reason(raw, code):
 
 
 MORE = frames.message(b"b")
+TRAILERS = head_of([("x-checksum", "1")], ends=True)
 
 
 @pytest.mark.parametrize(
@@ -108,6 +110,7 @@ MORE = frames.message(b"b")
     [
         (HALF + Http2Client.data(1, MORE), Error.STREAM_CLOSED),
         (HALF + head_of(ends=True), Error.STREAM_CLOSED),
+        (OPEN + TRAILERS + Http2Client.data(1, MORE), Error.STREAM_CLOSED),
         (ASKED + Http2Client.data(1, MORE), Error.STREAM_CLOSED),
         (HEAD + frames.reset(1, Error.CANCEL) + Http2Client.data(1, MORE), Error.STREAM_CLOSED),
         (HEAD + frames.window_update(1, 0), Error.PROTOCOL_ERROR),
