@@ -163,6 +163,15 @@ def test_a_reset_ends_the_call_and_nothing_else():
     assert lab.connection.streams == 1  # its answer waits for its window
 
 
+def test_nothing_is_said_on_a_stream_that_its_client_reset_while_its_end_waited():
+    lab = Lab(initial_window_size=0)
+    lab.tell(lab.client.ask(1, b"a", b"refuse") + frames.reset(1, Error.CANCEL))
+    assert lab.listen() == b""
+    lab.connection.receive(frames.window_update(0, 1000) + frames.window_update(1, 1000), 0.0)
+    assert lab.listen() == b""
+    assert lab.kept.bytes == 0
+
+
 def test_the_end_of_the_connection_ends_every_call_once():
     lab = Lab()
     lab.tell(lab.client.head(1) + lab.client.head(3) + lab.client.ask(5, b"a"))
