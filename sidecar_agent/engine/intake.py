@@ -70,7 +70,7 @@ class Intake:
             self.warnings.append(f"{count} {what} values out of range")
 
 
-_COUNTS: Final = (
+COUNTS: Final = (
     "waiting",
     "running",
     "preemptions_total",
@@ -81,13 +81,14 @@ _COUNTS: Final = (
     "slots",
     "kv_capacity_tokens",
 )
+"""Facts that are counts."""
 
 
 def believable(facts: EngineFacts) -> EngineFacts:
     """Return the facts without counts that are too large: sums and products of numbers that were in range."""
     odd = [
         name
-        for name in _COUNTS
+        for name in COUNTS
         if (value := getattr(facts, name)) is not None and value >= MAX_COUNT
     ]
     if not odd:

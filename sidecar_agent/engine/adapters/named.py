@@ -8,20 +8,9 @@ from typing import Final
 from sidecar_agent.engine.adapters.adapter import Adapter, Options, Texts, has_any, mean, nothing
 from sidecar_agent.engine.exposition import parse
 from sidecar_agent.engine.facts import EngineFacts, EngineState
-from sidecar_agent.engine.intake import Intake, added
+from sidecar_agent.engine.intake import COUNTS, Intake, added
 
-FACTS: Final = (
-    "kv_ratio",
-    "waiting",
-    "running",
-    "preemptions_total",
-    "prompt_tokens_total",
-    "generation_tokens_total",
-    "progress_total",
-    "finished_total",
-    "slots",
-    "kv_capacity_tokens",
-)
+FACTS: Final = ("kv_ratio", *COUNTS)
 """Facts that a name can be given for."""
 
 _STARTED: Final = "process_start_time_seconds"
