@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import pytest
+
 from tests.fakes.brain import Brain, sample, small_fleet
-from xds_server.commands.explanation import told
+from xds_server.commands.explanation import fitted, told
 from xds_server.core.explain import explain
 
 
@@ -35,3 +37,14 @@ def test_what_else_is_to_be_said_of_an_instance_is_a_line_of_its_own():
     note = "Its agent is silent: nothing for 9 s, while its engine answers requests."
     lines = told({**explain(brain.plan, "a"), "note": note}).splitlines()
     assert lines[2] == f"  {note}"
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 200])
+def test_on_a_terminal_lines_are_broken_between_words_and_set_in(width):
+    text = explained("chat")
+    shown = fitted(text, width)
+    assert max(map(len, shown.splitlines())) <= width
+    assert shown.split() == text.split()
+    assert [each for each in shown.splitlines() if each and each[0] != " "] == [
+        each for each in shown.splitlines() if each.startswith("chat")
+    ]

@@ -69,7 +69,7 @@ def fail(text: str, code: int) -> NoReturn:
 
 def note(text: str) -> None:
     """Say something beside the output."""
-    typer.echo(f"xds-server: {text}", err=True)
+    typer.echo(harmless(f"xds-server: {text}"), err=True)
 
 
 def print_json(value: Any) -> None:
@@ -86,6 +86,11 @@ def console() -> Console:
 def clean(text: str) -> str:
     """Take out what a terminal would obey: proxies, agents and people write what they like."""
     return "".join(sign if sign.isprintable() else "?" for sign in " ".join(text.split()))
+
+
+def harmless(text: str) -> str:
+    """Take out what a terminal would obey and leave the lines as they are."""
+    return "".join(sign if sign.isprintable() or sign == "\n" else "?" for sign in text)
 
 
 def percent(ratio: float | None) -> str:

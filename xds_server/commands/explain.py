@@ -13,11 +13,13 @@ from xds_server.commands.asking import (
     Json,
     TokenFile,
     ask,
+    console,
     fail,
+    harmless,
     print_json,
     server_at,
 )
-from xds_server.commands.explanation import told
+from xds_server.commands.explanation import fitted, told
 
 
 def explain(
@@ -38,4 +40,5 @@ def explain(
     if as_json:
         print_json(answer)
     else:
-        typer.echo(told(answer))
+        out, text = console(), harmless(told(answer))
+        typer.echo(fitted(text, out.width) if out.is_terminal else text)

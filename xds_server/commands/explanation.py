@@ -2,10 +2,25 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 _INDENT = "  "
+
+
+def fitted(text: str, width: int) -> str:
+    """Break lines between words so that they fit a terminal; what goes on is set in under its beginning."""
+    return "\n".join(
+        textwrap.fill(
+            line,
+            width,
+            subsequent_indent=" " * (len(line) - len(line.lstrip())) + _INDENT,
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+        for line in text.split("\n")
+    )
 
 
 def told(answer: Mapping[str, Any]) -> str:

@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 
 from xds_server.commands.admin_client import BAD_USAGE, FAILED, AskError, Server, get
-from xds_server.commands.asking import ADMIN, Admin, TokenFile, ask, fail, note, server_at
+from xds_server.commands.asking import ADMIN, Admin, TokenFile, ask, fail, harmless, note, server_at
 from xds_server.commands.timeline import show_events
 from xds_server.store.incident import markdown
 from xds_server.store.row import Kind
@@ -153,7 +153,7 @@ def incident(
         json.dumps(found, indent=2, ensure_ascii=False) if form is Format.JSON else markdown(found)
     )
     if output is None:
-        typer.echo(text)
+        typer.echo(harmless(text))
         return
     try:
         output.write_text(text + "\n", encoding="utf-8")
