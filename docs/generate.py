@@ -17,7 +17,7 @@ import sidecar_agent.metric_table
 import xds_server.cli
 import xds_server.observability.metric_table
 from xds_server.config.schema import json_schema
-from xds_server.config.settings import SETTINGS
+from xds_server.config.setting_table import SETTINGS
 
 DOCS = Path(__file__).resolve().parent
 CONFIGURATION_HEAD = """# Configuration

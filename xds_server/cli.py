@@ -5,22 +5,23 @@ Exit codes are in docs/cli.md.
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import sys
 import time
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
-from xds_server import __version__, commands, logs
+from xds_server import __version__, commands
 from xds_server.config.load import Config, load_file
 from xds_server.config.problems import ConfigError, show
-from xds_server.config.schema import json_schema
-from xds_server.config.settings import SETTINGS, Settings, require_token, resolve
+from xds_server.config.setting_table import SETTINGS
 from xds_server.resources.capability import Capability
+
+if TYPE_CHECKING:
+    from xds_server.config.settings import Settings
 
 BAD_CONFIG = 2
 FAILED = 1
@@ -89,6 +90,9 @@ def serve(
         "store_max_bytes": store_max_bytes,
         "traces_url": traces_url,
     }
+    # Every command reads this module: what only one needs is imported there.
+    from xds_server.config.settings import require_token, resolve  # noqa: PLC0415
+
     loaded = _load(config)
     try:
         settings = resolve(flags=flags, environ=os.environ, file=loaded.server)
@@ -112,6 +116,8 @@ def check_config(config: _ConfigPath) -> None:
 @app.command()
 def schema() -> None:
     """Print the JSON Schema of the configuration file, for editors."""
+    from xds_server.config.schema import json_schema  # noqa: PLC0415
+
     typer.echo(json.dumps(json_schema(), indent=2))
 
 
@@ -202,6 +208,9 @@ def main() -> None:
 
 
 def _serve(path: Path, config: Config, settings: Settings) -> None:
+    import asyncio  # noqa: PLC0415
+
+    from xds_server import logs  # noqa: PLC0415
     from xds_server.app import App  # noqa: PLC0415
     from xds_server.listening import StartError  # noqa: PLC0415
 

@@ -76,3 +76,12 @@ def test_a_shell_completes_commands():
         check=True,
     )
     assert done.stdout.split() == ["status"]
+
+
+def test_a_command_that_reads_no_file_does_not_wait_for_what_files_and_servers_need():
+    code = (
+        "import sys, xds_server.cli\n"
+        "heavy = {'asyncio', 'grpc', 'pydantic', 'structlog', 'uvicorn'} & sys.modules.keys()\n"
+        "assert not heavy, heavy"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

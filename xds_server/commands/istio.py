@@ -15,8 +15,8 @@ from xds_server.commands.asking import fail
 from xds_server.commands.istio_apply import apply
 from xds_server.commands.istio_mesh_config import mesh_config
 from xds_server.config.istio_checks import OBJECT_MOST, check_labels
-from xds_server.config.istio_schema import LABEL_PATTERN, OBJECT_PATTERN, PATTERN_RULES
 from xds_server.config.load import Config, load_file
+from xds_server.config.names import LABEL_PATTERN, OBJECT_PATTERN, PATTERN_RULES
 from xds_server.config.problems import ConfigError, show
 from xds_server.istio.cluster_names import MeshCluster
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import json
 import sys
@@ -66,6 +65,8 @@ def apply(
         wanted = _wanted(loaded, section, _OFFLINE_VERSION)
         outcomes = [applying.offline(each) for each in wanted]
     else:
+        import asyncio  # noqa: PLC0415
+
         outcomes, remarks = asyncio.run(_ask(loaded, section, dry_run=dry_run))
     if as_json:
         print_json(

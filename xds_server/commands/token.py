@@ -16,8 +16,8 @@ import typer
 from xds_server.commands.admin_client import BAD_USAGE, FAILED
 from xds_server.commands.asking import fail, note
 from xds_server.config.admin_tokens import Role, digest, parse_tokens
+from xds_server.config.names import NAME_PATTERN, NAME_RULE
 from xds_server.config.problems import ConfigError, show
-from xds_server.config.values import NAME_PATTERN, NAME_RULE
 from xds_server.store.moments import parse_span
 
 PREFIX = "gpuxds_"

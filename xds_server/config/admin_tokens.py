@@ -21,8 +21,8 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
 
+from xds_server.config.names import NAME_PATTERN, NAME_RULE
 from xds_server.config.problems import MISSING, ConfigError, Problem
-from xds_server.config.values import NAME_PATTERN, NAME_RULE
 
 MOST_BYTES = 1024 * 1024
 GAP_S = 1.0

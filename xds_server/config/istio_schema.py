@@ -10,24 +10,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, Strict
 
-from xds_server.config.mirror import Number, Whole
-from xds_server.config.values import Listen, Name, Text, Written
-
-LABEL_PATTERN = r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$"
-"""RFC 1123, a DNS label: names of namespaces, and what Istio takes as the name of a subset."""
-OBJECT_PATTERN = r"^[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*$"
-"""RFC 1123, a DNS subdomain: names of objects in Kubernetes."""
-HOST_PATTERN = r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?(\.[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?)+$"
-"""A host with a dot at least: what a short name means depends on the namespace that it is read in."""
-GATEWAY_PATTERN = r"^(mesh|([a-z0-9.-]+/)?[a-z0-9]([a-z0-9.-]*[a-z0-9])?)$"
-PATTERN_RULES = {
-    LABEL_PATTERN: "a name of Kubernetes: at most 63 lower case letters, digits or '-', no '-' at an end",
-    OBJECT_PATTERN: "the name of a Kubernetes object: lower case letters, digits, '-' and '.', none of these "
-    "at an end",
-    HOST_PATTERN: "a full host name, like llm.ai.svc.cluster.local",
-    GATEWAY_PATTERN: "mesh, or the namespace/name of a gateway",
-}
-"""The same for people."""
+from xds_server.config.mirror import Number, Section, Whole
+from xds_server.config.names import GATEWAY_PATTERN, HOST_PATTERN, LABEL_PATTERN, OBJECT_PATTERN
+from xds_server.config.values import Listen, Name, Text
 
 
 def _is_target(text: str) -> str:
@@ -45,7 +30,7 @@ Port = Annotated[Whole, Field(ge=1, le=65535)]
 Target = Annotated[str, AfterValidator(_is_target)]
 
 
-class IstioTier(Written):
+class IstioTier(Section):
     """Where the mesh finds a tier."""
 
     host: Host
@@ -61,7 +46,7 @@ class IstioTier(Written):
     ServiceEntry with the tier's instances and their weights is published."""
 
 
-class IstioModel(Written):
+class IstioModel(Section):
     """One of our models, and the host that clients of the mesh call for it."""
 
     model: Name
@@ -83,7 +68,7 @@ class IstioModel(Written):
     mesh cannot answer a share of the requests by itself; requests get the static answer once no tier is left."""
 
 
-class ConfigSourceSection(Written):
+class ConfigSourceSection(Section):
     """MCP over xDS: istiod asks us for configuration (`meshConfig.configSources`)."""
 
     listen: Listen = "127.0.0.1:18010"
@@ -98,7 +83,7 @@ class ConfigSourceSection(Written):
     """Label `istio.io/rev` of the objects; left out = every istiod takes them."""
 
 
-class EndpointPickerSection(Written):
+class EndpointPickerSection(Section):
     """The picker of an InferencePool: gateways ask it over ext_proc which instance gets a request.
 
     Here Python is in the path of requests; docs/istio/endpoint-picker.md says what that costs.
@@ -123,7 +108,7 @@ class EndpointPickerSection(Written):
     """Obey the conformance suite's header `test-epp-endpoint-selection`. Never where clients are real."""
 
 
-class ProbeSection(Written):
+class ProbeSection(Section):
     """Read back what arrives at sidecars: istiod accepts everything it is told, also what it does not use."""
 
     istiod: Target
@@ -152,7 +137,7 @@ class ProbeSection(Written):
     """Name in istiod's certificate, where it is not that of `istiod`."""
 
 
-class WeightPatch(Written):
+class WeightPatch(Section):
     """A route of the mesh admin's whose weights are set for a model, and nothing else of it."""
 
     model: Name
@@ -165,7 +150,7 @@ class WeightPatch(Written):
     """Name of the HTTP route in it. With classes it gets the weights of all requests together."""
 
 
-class KubernetesSection(Written):
+class KubernetesSection(Section):
     """Objects are written through the Kubernetes API; needs `gpu-xds[kubernetes]` and a role."""
 
     kubeconfig: Text | None = None
@@ -184,7 +169,7 @@ class KubernetesSection(Written):
     """Models for which a VirtualService of the mesh admin's is patched; for the others objects of our own are made."""
 
 
-class IstioSection(Written):
+class IstioSection(Section):
     """What an Istio mesh is told."""
 
     models: list[IstioModel] = Field(default_factory=list)

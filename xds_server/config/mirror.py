@@ -6,14 +6,11 @@ else; what is added here is the range that each name promises by its suffix.
 
 from __future__ import annotations
 
-import ast
 import dataclasses
 import inspect
-import itertools
-import textwrap
 from enum import Enum
 from types import NoneType, UnionType
-from typing import Annotated, Any, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, ClassVar, get_args, get_origin, get_type_hints
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, Strict, create_model
 
@@ -21,7 +18,11 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, Strict, creat
 class Section(BaseModel):
     """A mapping of the file: unknown keys are refused."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    # Validators are built when a file is first read: most commands read none.
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
+
+    documented_by: ClassVar[type[Any] | None] = None
+    """The class under whose attributes the documentation of the keys is written; None = the section's own."""
 
 
 SECONDS_MIN = 0.001
@@ -71,20 +72,17 @@ _RATIOS = frozenset(
 def mirror(policy: type[Any]) -> type[Section]:
     """Make the file's section for a policy dataclass (nested dataclasses become sections)."""
     hints = get_type_hints(policy)
-    docs = attribute_docs(policy)
     fields: dict[str, Any] = {}
     for each in dataclasses.fields(policy):
         kind = hints[each.name]
-        doc = docs.get(each.name)
         if dataclasses.is_dataclass(kind):
             section = mirror(kind)  # type: ignore[arg-type]
-            fields[each.name] = (section, Field(default_factory=section, description=doc))
+            fields[each.name] = (section, Field(default_factory=section))
         else:
-            fields[each.name] = (
-                _annotated(each.name, kind),
-                Field(default=each.default, description=doc),
-            )
-    return create_model(policy.__name__, __base__=Section, __doc__=inspect.getdoc(policy), **fields)
+            fields[each.name] = (_annotated(each.name, kind), Field(default=each.default))
+    made = create_model(policy.__name__, __base__=Section, __doc__=inspect.getdoc(policy), **fields)
+    made.documented_by = policy
+    return made
 
 
 def to_policy(policy: Any, section: BaseModel) -> Any:
@@ -96,22 +94,6 @@ def to_policy(policy: Any, section: BaseModel) -> Any:
         kind = hints[each.name]
         values[each.name] = to_policy(kind, value) if dataclasses.is_dataclass(kind) else value
     return policy(**values)
-
-
-def attribute_docs(policy: type[Any]) -> dict[str, str]:
-    """Read the docstrings under the attributes of a class from its source."""
-    tree = ast.parse(textwrap.dedent(inspect.getsource(policy)))
-    body = tree.body[0].body  # type: ignore[attr-defined]
-    docs: dict[str, str] = {}
-    for before, node in itertools.pairwise(body):
-        if (
-            isinstance(before, ast.AnnAssign)
-            and isinstance(before.target, ast.Name)
-            and isinstance(node, ast.Expr)
-            and isinstance(node.value, ast.Constant)
-        ):
-            docs[before.target.id] = inspect.cleandoc(str(node.value.value))
-    return docs
 
 
 def _annotated(name: str, kind: Any) -> Any:

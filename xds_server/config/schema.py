@@ -11,8 +11,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Strict, Tag
 
+from xds_server.config.described import DescribedSchema
 from xds_server.config.istio_schema import IstioSection
-from xds_server.config.mirror import SECONDS_MAX, Number, Path, Ratio, Whole, mirror
+from xds_server.config.mirror import SECONDS_MAX, Number, Path, Ratio, Section, Whole, mirror
 from xds_server.config.values import (
     COUNT_MAX,
     LIST,
@@ -35,7 +36,6 @@ from xds_server.config.values import (
     PublicName,
     Shown,
     Text,
-    Written,
 )
 from xds_server.core.model import WhenCritical
 from xds_server.core.policy import Policy
@@ -50,7 +50,7 @@ TelemetryKind = Literal["agents", "orca"]
 PolicySection = mirror(Policy)
 
 
-class Listener(Written):
+class Listener(Section):
     """Where proxies accept the requests of clients."""
 
     address: Ip = "0.0.0.0"
@@ -62,7 +62,7 @@ class Listener(Written):
     Without it engines answer, each for itself."""
 
 
-class Match(Written):
+class Match(Section):
     """Which requests belong to a model."""
 
     domains: Annotated[list[Domain], Field(min_length=1)] = Field(default_factory=lambda: ["*"])
@@ -76,7 +76,7 @@ class Match(Written):
     """It also takes the requests that ask for no known model. Without a default they get a 404 in OpenAI's shape."""
 
 
-class InstanceSection(Written):
+class InstanceSection(Section):
     """One engine server process."""
 
     name: Name
@@ -87,13 +87,13 @@ class InstanceSection(Written):
     """Concurrent requests it can run; left out = learned from the engine."""
 
 
-class Discover(Written):
+class Discover(Section):
     """Instances are registered by the agents that own them."""
 
     discover: Literal["agents"]
 
 
-class RateLimit(Written):
+class RateLimit(Section):
     """The most that the whole fleet of proxies admits; left out = no limit."""
 
     requests_per_second: Annotated[Number, Field(ge=RATE_MIN, le=RATE_MAX)] | None = None
@@ -111,7 +111,7 @@ class Limit(RateLimit):
     below `concurrency` counts as that: proxies cannot tell the two kinds of waiting apart."""
 
 
-class MaxTokensSection(Written):
+class MaxTokensSection(Section):
     """How `max_tokens` and `max_completion_tokens` are shortened: max(floor, scale x asked), never more than asked."""
 
     scale: Annotated[Ratio, Field(gt=0)] = 0.5
@@ -120,7 +120,7 @@ class MaxTokensSection(Written):
     """The `max_tokens` of completions that ask for none; left out = they stay without."""
 
 
-class StaticText(Written):
+class StaticText(Section):
     """One thing that the static tier says."""
 
     status: AnswerStatus = 200
@@ -130,7 +130,7 @@ class StaticText(Written):
     """The header `retry-after`; left out = none."""
 
 
-class When(Written):
+class When(Section):
     """Which requests a template is for. Every kind that is given must fit, by any one of its entries."""
 
     keywords: list[Keyword] = Field(default_factory=list)
@@ -157,7 +157,7 @@ class Answer(StaticText):
     """Other answers for some requests: the first that fits. This one is for the rest, and called `default`."""
 
 
-class AffinitySection(Written):
+class AffinitySection(Section):
     """Requests of one session go to the same instance of the tier, where their prefix is cached."""
 
     policy: Literal["maglev", "ring_hash"] = "maglev"
@@ -173,7 +173,7 @@ class AffinitySection(Written):
     their cache so that others need not wait for it. Left out = never."""
 
 
-class TierSection(Written):
+class TierSection(Section):
     """One level of a model's chain."""
 
     name: Name
@@ -201,7 +201,7 @@ class TierSection(Written):
     left out = the model's."""
 
 
-class ModelSection(Written):
+class ModelSection(Section):
     """What a client calls, and the tiers that may answer, most wanted first."""
 
     name: Name
@@ -213,7 +213,7 @@ class ModelSection(Written):
     """What tells the load of its tiers' engines; see there."""
 
 
-class ClassMatch(Written):
+class ClassMatch(Section):
     """Which requests belong to a class; where both a header and a prefix are given, both must fit."""
 
     header: HeaderName | None = None
@@ -224,7 +224,7 @@ class ClassMatch(Written):
     """Start of the path."""
 
 
-class ClassSection(Written):
+class ClassSection(Section):
     """Requests that matter equally. Classes are listed from the most to the least critical."""
 
     name: Name
@@ -245,7 +245,7 @@ class ClassSection(Written):
     answer, or a 429."""
 
 
-class TenantSection(Written):
+class TenantSection(Section):
     """A customer with a limit of its own."""
 
     name: Name
@@ -255,7 +255,7 @@ class TenantSection(Written):
     limit: RateLimit
 
 
-class TenantsSection(Written):
+class TenantsSection(Section):
     """How tenants are told apart, and what each may use of all models together."""
 
     header: HeaderName
@@ -272,7 +272,7 @@ class TenantsSection(Written):
     """For all requests without the header, together."""
 
 
-class ServerSection(Written):
+class ServerSection(Section):
     """Settings of the process; flags and environment variables win over these."""
 
     xds_listen: Listen | None = None
@@ -308,7 +308,7 @@ class ServerSection(Written):
     """Where traces of pushes go: an OTLP/HTTP receiver; left out = none. Needs `gpu-xds[otel]`."""
 
 
-class Document(Written):
+class Document(Section):
     """The whole file."""
 
     listener: Listener = Field(default_factory=Listener)
@@ -326,5 +326,5 @@ class Document(Written):
 @functools.cache
 def json_schema() -> dict[str, Any]:
     """Return the JSON Schema of the file, for editors."""
-    schema = Document.model_json_schema(by_alias=True)
+    schema = Document.model_json_schema(by_alias=True, schema_generator=DescribedSchema)
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}

@@ -1,6 +1,6 @@
 """Values of the configuration file: what a name, an address, a host may look like.
 
-`load.py` turns what pydantic says about them into words.
+`document.py` turns what pydantic says about them into words.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import ipaddress
 from typing import Annotated
 
-from pydantic import AfterValidator, ConfigDict, Field
+from pydantic import AfterValidator, Field
 
 from xds_server.config.addresses import parse_address, parse_endpoint
 from xds_server.config.mirror import (
@@ -16,17 +16,13 @@ from xds_server.config.mirror import (
     SECONDS_MIN,
     Number,
     Path,
-    Section,
     Whole,
     is_printed,
 )
+from xds_server.config.names import NAME_PATTERN
 
-NAME_PATTERN = r"^[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?$"
-"""Names become parts of Envoy cluster and route names, of file names and of commands."""
 HEADER_PATTERN = r"^[A-Za-z0-9!#$%&'*+.^_`|~-]+$"
 """RFC 9110, section 5.6.2."""
-NAME_RULE = "at most 63 letters, digits, '.', '_' or '-', none of these at an end"
-"""The same for people."""
 
 TAKEN_HEADERS = frozenset(
     {
@@ -134,9 +130,3 @@ def is_taken(header: str) -> bool:
     """Whether a request header means something else to proxies."""
     lower = header.lower()
     return lower in TAKEN_HEADERS or lower.startswith(TAKEN_PREFIXES)
-
-
-class Written(Section):
-    """A section whose documentation is written under its keys."""
-
-    model_config = ConfigDict(use_attribute_docstrings=True)

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from xds_server.config.addresses import parse_endpoint
-from xds_server.config.values import NAME_PATTERN, NAME_RULE
+from xds_server.config.names import NAME_PATTERN, NAME_RULE
 from xds_server.core.model import Instance, InstanceId, ModelName, Tier, TierName, Topology
 from xds_server.ingest.decode import Claim, Hello
 from xds_server.registered import Registered

@@ -19,7 +19,7 @@ from xds_server.config.istio_checks import (
     LABEL_VALUE_PATTERN,
     OBJECT_MOST,
 )
-from xds_server.config.istio_schema import HOST_PATTERN, LABEL_PATTERN, OBJECT_PATTERN
+from xds_server.config.names import HOST_PATTERN, LABEL_PATTERN, OBJECT_PATTERN
 from xds_server.istio.mcp.catalog import Draft, Key
 from xds_server.istio.mcp.kinds import Kind
 from xds_server.istio.weights import TOTAL
