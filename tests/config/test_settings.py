@@ -7,11 +7,11 @@ import pytest
 
 from tests.fakes.waiting import PATIENCE_S
 from xds_server import cli
+from xds_server.config import watch
 from xds_server.config.addresses import format_address, parse_address
 from xds_server.config.problems import ConfigError
 from xds_server.config.schema import ServerSection
 from xds_server.config.settings import SETTINGS, default_state_dir, require_token, resolve
-from xds_server.config.watch import changes
 
 
 def test_every_setting_has_a_flag_an_environment_variable_and_a_key_of_the_file():
@@ -135,18 +135,19 @@ def test_what_is_no_address_is_refused_with_the_reason(text, why):
         parse_address(text)
 
 
-async def test_a_replaced_file_is_noticed_and_an_equal_one_is_not(tmp_path):
+async def test_a_replaced_file_is_noticed_and_an_equal_one_is_not(tmp_path, monkeypatch):
+    monkeypatch.setattr(watch, "POLL_S", 1)  # of a file system that gives no notice
     file = tmp_path / "config.yaml"
     file.write_text("one")
     stop = asyncio.Event()
     seen: asyncio.Queue[str | None] = asyncio.Queue()
 
-    async def watch():
-        async for text in changes(file, stop, known="one"):
+    async def follow():
+        async for text in watch.changes(file, stop, known="one"):
             seen.put_nowait(text)
 
     async with asyncio.TaskGroup() as group:
-        group.create_task(watch(), name="watch")
+        group.create_task(follow(), name="watch")
         for content in ("one", "two", "three"):
             (tmp_path / "new").write_text(content)
             (tmp_path / "new").replace(file)

@@ -14,6 +14,7 @@ from demo.__main__ import main, parse_arguments
 from demo.children import Children, DemoError, free_ports
 from demo.incident import background
 from tests.fakes.envoy import eventually
+from tests.fakes.waiting import PATIENCE_S
 
 SLEEPER = [sys.executable, "-c", "import time; print('up', flush=True); time.sleep(600)"]
 STUBBORN = [
@@ -106,7 +107,7 @@ async def test_the_kernel_ends_children_of_a_killed_demo(tmp_path):
         env={**os.environ, "PYTHONPATH": str(stage.ROOT)},
     )
     assert parent.stdout is not None
-    pid = int(await asyncio.wait_for(parent.stdout.readline(), 20))
+    pid = int(await asyncio.wait_for(parent.stdout.readline(), PATIENCE_S))
 
     async def orphan_is_up() -> bool:
         return "up" in (tmp_path / "orphan.log").read_text()

@@ -13,6 +13,7 @@ from demo.outcome import Kind, Outcome
 from demo.play import PARTS
 from demo.scene import Scene
 from demo.stage import ROOT
+from tests.fakes.waiting import PATIENCE_S
 from xds_server.config.load import load_file
 
 ADDRESSES = [f"{part.name}=10.0.0.{number}:8001" for number, part in enumerate(PARTS, 1)]
@@ -82,10 +83,10 @@ async def test_a_performance_waits_for_its_stage_and_ends_with_its_container():
         cwd=ROOT,
     )
     try:
-        said = await asyncio.wait_for(process.stdout.readline(), 20)
+        said = await asyncio.wait_for(process.stdout.readline(), PATIENCE_S)
         assert said == b"Waiting until the stage answers.\n"
         process.terminate()
-        assert await asyncio.wait_for(process.wait(), 10) == 130
+        assert await asyncio.wait_for(process.wait(), PATIENCE_S) == 130
     finally:
         if process.returncode is None:
             process.kill()

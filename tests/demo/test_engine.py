@@ -21,6 +21,7 @@ from sidecar_agent.engine.adapters import detect, vllm
 from sidecar_agent.engine.adapters.adapter import Options, Texts
 from sidecar_agent.engine.facts import EngineState
 from tests.fakes.envoy import eventually
+from tests.fakes.waiting import PATIENCE_S
 
 MODEL = "llama-3-70b"
 
@@ -382,13 +383,13 @@ async def test_the_process_tells_its_ports_and_ends_on_sigterm():
         *(sys.executable, "-m", "demo.engine", "--name", "a"), stdout=asyncio.subprocess.PIPE
     )
     assert process.stdout is not None
-    told = json.loads(await asyncio.wait_for(process.stdout.readline(), 20))
+    told = json.loads(await asyncio.wait_for(process.stdout.readline(), PATIENCE_S))
     health_url = f"http://127.0.0.1:{told['port']}/health"
     async with aiohttp.ClientSession() as session, session.get(health_url) as health:
         assert health.status == 200
     process.terminate()
 
-    assert await asyncio.wait_for(process.wait(), 10) == 0
+    assert await asyncio.wait_for(process.wait(), PATIENCE_S) == 0
 
 
 async def test_the_load_generator_runs_from_the_command_line_and_tells_failures():

@@ -20,6 +20,7 @@ from demo.__main__ import SHORTEST_S
 from demo.incident import perform
 from demo.stage import ROOT
 from tests.fakes.envoy import eventually
+from tests.fakes.waiting import PATIENCE_S
 
 pytestmark = [pytest.mark.envoy, pytest.mark.slow]
 
@@ -48,7 +49,6 @@ def processes_of(temporary: Path) -> set[int]:
     return found
 
 
-@pytest.mark.timeout(150)
 async def test_the_incident_plays_without_a_failed_request(tmp_path):
     began = time.monotonic()
     process = await start("--seconds", str(SHORTEST_S), temporary=tmp_path)
@@ -57,7 +57,7 @@ async def test_the_incident_plays_without_a_failed_request(tmp_path):
     seconds = time.monotonic() - began
 
     assert process.returncode == 0, text
-    assert seconds < 90
+    assert seconds < 180, "it ends by itself, also on a busy machine"
     assert "No client saw a failed request." in text
     # Spill, death, static answers and recovery were all seen by clients.
     assert re.search(r"first answer of the fallback tier \(llama-3-8b\)", text)
@@ -70,7 +70,6 @@ async def test_the_incident_plays_without_a_failed_request(tmp_path):
     assert not processes_of(tmp_path)
 
 
-@pytest.mark.timeout(90)
 @pytest.mark.parametrize(
     "number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=lambda each: each.name
 )
@@ -82,7 +81,7 @@ async def test_an_interrupted_play_leaves_nothing_behind(tmp_path, number):
     assert len(processes_of(tmp_path)) >= 10
 
     process.send_signal(number)
-    rest = await asyncio.wait_for(process.stdout.read(), 30)
+    rest = await asyncio.wait_for(process.stdout.read(), PATIENCE_S)
 
     assert await process.wait() == 130
     assert b"Traceback" not in rest
@@ -95,7 +94,6 @@ async def test_an_interrupted_play_leaves_nothing_behind(tmp_path, number):
     await eventually(all_gone)
 
 
-@pytest.mark.timeout(90)
 async def test_a_play_that_stays_serves_on_until_somebody_ends_it(tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     said = io.StringIO()
@@ -109,11 +107,11 @@ async def test_a_play_that_stays_serves_on_until_somebody_ends_it(tmp_path, monk
         found = re.search(r"Look around: (http\S+) stays until Ctrl-C", said.getvalue())
         return found[1] if found else ""
 
-    url = await eventually(stays, timeout_s=60)
+    url = await eventually(stays)
     async with aiohttp.ClientSession() as session, session.get(url + "api/status") as answer:
         assert (await answer.json())["models"]
     playing.cancel()
-    assert await asyncio.wait_for(playing, 30) == 1, (
+    assert await asyncio.wait_for(playing, PATIENCE_S) == 1, (
         "three seconds show no recovery, and it says so"
     )
     assert "never seen: a100-1 serving again" in said.getvalue()

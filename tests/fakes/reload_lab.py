@@ -24,6 +24,7 @@ from h2.exceptions import ProtocolError
 
 from tests.fakes.chain import CHAT, Answer, ask
 from tests.fakes.envoy import RealEnvoy, running_envoy
+from tests.fakes.waiting import PATIENCE_S
 from tests.fakes.xds_process import XdsProcess, running_server
 from xds_server.resources.bootstrap import bootstrap
 
@@ -111,7 +112,7 @@ class Http2Client:
         head = {":method": "POST", ":path": path, ":scheme": "http", ":authority": "test"}
         self._http.send_headers(stream, [*head.items(), ("content-type", "application/json")])
         self._answers[stream] = ({}, bytearray())
-        async with asyncio.timeout(10), self._heard:
+        async with asyncio.timeout(PATIENCE_S), self._heard:
             while body and stream not in self._ended:
                 window = self._http.local_flow_control_window(stream)
                 room = min(window, self._http.max_outbound_frame_size)

@@ -13,6 +13,7 @@ from tests.fakes.chain import chain_lab
 from tests.fakes.envoy import eventually, running_envoy
 from tests.fakes.scripted_engine import ScriptedEngine, scripted_engine
 from tests.fakes.telemetry_client import connected_agent
+from tests.fakes.waiting import PATIENCE_S
 from tests.fakes.xds_process import running_server
 from xds_server.core.model import Telemetry
 from xds_server.resources.bootstrap import bootstrap
@@ -73,7 +74,7 @@ class Fleet:
     async def explained(self, name):
         return await self.server.get_json(f"/debug/explain?subject={name}")
 
-    async def asking_until(self, condition, *, what, timeout_s=20.0):
+    async def asking_until(self, condition, *, what, timeout_s=PATIENCE_S):
         """Keep requests coming, as reports need them, until a condition holds."""
 
         async def probe():

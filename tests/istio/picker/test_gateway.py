@@ -20,6 +20,7 @@ from tests.fakes.gateway_lab import ASK, PATH, lab
 from tests.fakes.inference_gateway import inference_gateway
 from tests.fakes.picking import running_picker
 from tests.fakes.plans import a_model, a_plan, a_static_tier, a_tier, a_topology
+from tests.fakes.waiting import PATIENCE_S
 from xds_server.core.plan import EndpointHealth
 from xds_server.istio.picker.decide import PickerOptions
 
@@ -223,7 +224,7 @@ async def test_a_request_with_trailers_keeps_its_body(tmp_path):
                 + body
                 + b"\r\n0\r\nx-checksum: abc\r\n\r\n"
             )
-            answer = await asyncio.wait_for(reader.read(), 10)
+            answer = await asyncio.wait_for(reader.read(), PATIENCE_S)
             writer.close()
             assert answer.startswith(b"HTTP/1.1 200")
             [received] = [*here.engines["primary-0"].received, *here.engines["primary-1"].received]

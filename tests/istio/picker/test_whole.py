@@ -24,6 +24,7 @@ from tests.fakes.envoy import eventually
 from tests.fakes.inference_gateway import inference_gateway
 from tests.fakes.scripted_engine import ScriptedEngine, scripted_engine
 from tests.fakes.telemetry_client import ScriptedAgent, connected_agent
+from tests.fakes.waiting import PATIENCE_S
 from tests.fakes.xds_process import XdsProcess, running_server
 
 pytestmark = pytest.mark.envoy
@@ -102,7 +103,7 @@ async def readiness(port: int) -> int:
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
         stub = health_pb2_grpc.HealthStub(channel)
         request = health_pb2.HealthCheckRequest(service="readiness")
-        return (await stub.Check(request, wait_for_ready=True, timeout=5)).status
+        return (await stub.Check(request, wait_for_ready=True, timeout=PATIENCE_S)).status
 
 
 async def test_it_is_ready_once_the_plan_is_authoritative(tmp_path):
