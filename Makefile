@@ -20,6 +20,9 @@ TEST = marks=; \
 	echo 'left out: tests that need Chromium (pytest -m browser)'; }; \
 	$(BIN)/python -m pytest -q -n $(WORKERS) -m "$$marks"
 
+# Tests start hundreds of processes, and each would compile all of this again where Python is told to keep no bytecode.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: help setup prometheus demo test coverage check bench protos docs compose-check fix clean
 
 help: ## show the verbs
