@@ -7,7 +7,7 @@ import pytest
 
 from tests.fakes.brain import Brain, gpu, sample, small_fleet
 from xds_server.core import classes, faults, reasons
-from xds_server.core.explain import UnknownSubjectError, explain
+from xds_server.core.explain import UnknownSubjectError, changes_when, explain
 from xds_server.core.model import ClassName, RequestClass, WhenCritical
 from xds_server.core.plan import FaultState, Level, Plan
 from xds_server.core.sample import EngineState, GpuHealth
@@ -116,6 +116,13 @@ def test_sentences_of_what_takes_an_instance_out(facts, sentence):
     brain.run(ALL, until=3.0)
     brain.feed(sample("a", 4.0, **facts), at=4.0)
     assert brain.instance("a").reason.text == sentence
+
+
+def test_what_would_change_it_is_the_same_wherever_it_is_told(brain):
+    for tier in brain.plan.models[0].tiers:
+        assert changes_when(tier) == explain(brain.plan, f"chat/{tier.name}")["changes_when"]
+        for instance in tier.instances:
+            assert changes_when(instance) == explain(brain.plan, instance.id)["changes_when"]
 
 
 def test_an_unknown_cause_reads_as_itself():
