@@ -114,6 +114,11 @@ def test_vram_throttling_levels_and_learned_slots_are_kept():
     again = restored.instance(InstanceId("a"))
     assert (again.ceiling, again.slots, again.vram.least) == (0.25, 64.0, 0.93)
     assert restored.plans[0].tiers[0].level is Level.CRITICAL
+    # Nobody reads its GPU any more: what it said last is forgotten in the end.
+    later, plan = step(restored, [], POLICY, 4.0)
+    later, plan = step(later, [], POLICY, 4.0 + POLICY.telemetry.blind_after_s)
+    assert later.instance(InstanceId("a")).ceiling == 1.0
+    assert {each.name for each in plan.events} >= {"vram_cleared", "gpu_unthrottled"}
 
 
 def test_dumping_what_was_restored_gives_the_same_document():

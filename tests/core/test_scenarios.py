@@ -333,6 +333,36 @@ def test_a_throttled_gpu_halves_its_instance_after_a_while():
     assert [at for at, _ in brain.named("gpu_unthrottled")] == [60.0]
 
 
+@pytest.mark.parametrize(
+    ("silence", "ended_at"),
+    [
+        pytest.param({"gpu": None}, 70.0, id="the agent reads no GPU any more"),
+        pytest.param(
+            {"gpu": gpu(GpuHealth.UNKNOWN, ratio=None, free=None)}, 70.0, id="its GPU says nothing"
+        ),
+        pytest.param(
+            None, 71.5, id="the agent says nothing, 30 s from when its telemetry is stale"
+        ),
+    ],
+)
+def test_what_a_gpu_said_last_makes_no_instance_small_for_ever(silence, ended_at):
+    brain = warm()
+    bad = gpu(GpuHealth.THROTTLED, free=GIB // 8)
+    for at in range(11, 80):
+        telling = [sample(n, float(at)) for n in "bcf"]
+        if at < 40:
+            telling.append(sample("a", float(at), gpu=bad))
+        elif silence is not None:
+            telling.append(sample("a", float(at), **silence))
+        brain.feed(*telling, at=float(at))
+        brain.until(float(at) + 0.99)
+    for name in ("vram_cleared", "gpu_unthrottled"):
+        ((at, event),) = brain.named(name)
+        assert at == pytest.approx(ended_at, abs=1.0)
+        assert "not read any more" in event.reason.text
+    assert brain.instance("a").ceiling == 1.0
+
+
 def test_a_fresh_fleet_starts_at_full_weight():
     brain = Brain(small_fleet())
     brain.feed(*[sample(n, 0.5) for n in ALL], at=0.5)

@@ -23,7 +23,7 @@ class Memory:
         for _ in range(seconds):
             self.now += 1.0
             one = sample("a", self.now, gpu=gpu(**facts), reserved_ratio=self.reserved)
-            self.watch = vram.observe(self.watch, one, self.policy, self.now)
+            self.watch = vram.observe(self.watch, one, self.policy, self.now, forget_s=30.0)
         return self.watch.latch.on
 
 
@@ -37,7 +37,7 @@ def test_memory_above_the_reservation_trips_after_a_minute_and_clears_after_one(
     memory = Memory()
     memory.read(10, ratio=0.92)
     assert not memory.read(60, ratio=0.97)
-    assert vram.deadline(memory.watch, POLICY) == 71.0
+    assert vram.deadline(memory.watch, POLICY, forget_s=30.0) == 71.0
     assert memory.read(1, ratio=0.97)
     assert memory.read(200, ratio=0.935)
     assert memory.read(60, ratio=0.92)
@@ -123,7 +123,8 @@ def test_missing_readings_neither_trip_nor_clear():
     memory.read(1, ratio=None, free=None)
     assert not memory.read(59, ratio=0.97)
     assert memory.read(5, ratio=0.97)
-    assert memory.read(500, ratio=None, free=None)
+    assert memory.read(30, ratio=None, free=None)
+    assert not memory.read(1, ratio=None, free=None)
 
 
 def test_a_tripped_instance_without_a_ratio_clears_by_its_free_memory():
@@ -135,8 +136,10 @@ def test_a_tripped_instance_without_a_ratio_clears_by_its_free_memory():
 def test_vanished_gpu_facts_interrupt_the_evidence():
     memory = Memory()
     memory.read(30, ratio=0.97)
-    memory.watch = vram.observe(memory.watch, sample("a", 31.0, gpu=None), POLICY, 31.0)
-    assert vram.deadline(memory.watch, POLICY) == inf
+    memory.watch = vram.observe(
+        memory.watch, sample("a", 31.0, gpu=None), POLICY, 31.0, forget_s=30.0
+    )
+    assert vram.deadline(memory.watch, POLICY, forget_s=30.0) == inf
 
 
 def test_nothing_new_keeps_the_object():
@@ -145,7 +148,7 @@ def test_nothing_new_keeps_the_object():
     before = memory.watch
     memory.read(5)
     assert memory.watch is before
-    assert vram.interrupt(before) is before
+    assert vram.silence(before, forget_s=30.0, now=memory.now) is before
 
 
 def test_health_does_not_matter_here():

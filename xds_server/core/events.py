@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from xds_server.core import reasons
+from xds_server.core.hysteresis import Latch
 from xds_server.core.inputs import Evidence
 from xds_server.core.model import ModelName, TierName
 from xds_server.core.plan import Event, FaultState, Freshness, Level, Reason
@@ -50,9 +51,12 @@ def of_instance(
             "vram_tripped" if tripped else "vram_cleared",
             Reason(
                 rule="vram_pressure",
-                text="GPU memory above what the engine reserved."
-                if tripped
-                else "GPU memory is back to what the engine reserved.",
+                text=_moved(
+                    before.vram.latch,
+                    on="GPU memory above what the engine reserved.",
+                    off="GPU memory is back to what the engine reserved.",
+                    forgotten="GPU memory is not read any more: that it was short counts no longer.",
+                ),
                 inputs=_memory(after),
             ),
             _position(before.vram.latch.on),
@@ -64,9 +68,12 @@ def of_instance(
             "gpu_throttled" if throttled else "gpu_unthrottled",
             Reason(
                 rule="gpu_throttled",
-                text="The hardware throttles the GPU."
-                if throttled
-                else "The hardware no longer throttles the GPU.",
+                text=_moved(
+                    before.throttle,
+                    on="The hardware throttles the GPU.",
+                    off="The hardware no longer throttles the GPU.",
+                    forgotten="The GPU is not read any more: that it was throttled counts no longer.",
+                ),
                 inputs={"ceiling": after.ceiling},
             ),
             _position(before.throttle.on),
@@ -76,6 +83,13 @@ def of_instance(
         name, text = _TELEMETRY[after.freshness]
         add(name, Reason(rule=name, text=text), before.freshness, after.freshness)
     return events
+
+
+def _moved(before: Latch, *, on: str, off: str, forgotten: str) -> str:
+    """Choose what to say of a latch that moved."""
+    if not before.on:
+        return on
+    return off if before.silent_since is None else forgotten
 
 
 def joined(model: ModelName, tier: TierName, state: InstanceState) -> Event:

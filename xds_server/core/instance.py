@@ -116,12 +116,12 @@ def observe(state: InstanceState, sample: Sample, policy: Policy, now: float) ->
             or latch.since is not None
             or gpu.memory_kind is not _DEDICATED
         ):
-            watch = vram.observe(watch, sample, policy.vram, now)
+            watch = vram.observe(watch, sample, policy.vram, now, forget_s=telemetry.blind_after_s)
         if throttle is not hysteresis.OFF or gpu.health is _THROTTLED:
             throttle = _throttle(throttle, sample, policy, now)
-    elif previous is None or previous.gpu is not None:
-        watch = vram.interrupt(watch)
-        throttle = hysteresis.interrupt(throttle)
+    elif watch.latch is not hysteresis.OFF or throttle is not hysteresis.OFF:
+        watch = vram.silence(watch, forget_s=telemetry.blind_after_s, now=now)
+        throttle = hysteresis.silence(throttle, forget_s=telemetry.blind_after_s, now=now)
     if track is not state.track or watch is not state.vram or throttle is not state.throttle:
         ceiling = _ceiling(track, watch, throttle, policy)
     slots = state.instance.capacity or engine.slots or _learned(state.slots, sample)
@@ -143,7 +143,8 @@ def observe(state: InstanceState, sample: Sample, policy: Policy, now: float) ->
     if (
         track.state is not _HEALTHY
         or watch.latch.since is not None
-        or throttle.since is not None
+        or watch.latch.silent_since is not None
+        or throttle is not hysteresis.OFF
         or held is not None
     ):
         due = min(due, _deadline(track, watch, throttle, sample, policy))
@@ -187,9 +188,9 @@ def elapse(state: InstanceState, policy: Policy, now: float) -> InstanceState:
     finding = None if sample is None else judge(sample)
     track = faults.settle(state.track, finding, context, fresh=fresh)
     watch, throttle, held = state.vram, state.throttle, state.held
-    load = state.pressure
+    load, forget_s = state.pressure, policy.telemetry.blind_after_s
     if fresh and sample is not None:
-        watch = vram.observe(watch, sample, policy.vram, now)
+        watch = vram.observe(watch, sample, policy.vram, now, forget_s=forget_s)
         throttle = _throttle(throttle, sample, policy, now)
         if held is not None:
             load = pressure.read(
@@ -202,8 +203,8 @@ def elapse(state: InstanceState, policy: Policy, now: float) -> InstanceState:
             )
     else:
         track = faults.expire(track, observed_at, context)
-        watch = vram.interrupt(watch)
-        throttle = hysteresis.interrupt(throttle)
+        watch = vram.silence(watch, forget_s=forget_s, now=now)
+        throttle = hysteresis.silence(throttle, forget_s=forget_s, now=now)
         if age is Freshness.BLIND:
             load = None
     due = min(
@@ -303,10 +304,8 @@ def _learned(slots: float | None, sample: Sample) -> float | None:
 def _throttle(latch: Latch, sample: Sample, policy: Policy, now: float) -> Latch:
     gpu = sample.gpu
     if gpu is None or gpu.health is GpuHealth.UNKNOWN:
-        return hysteresis.interrupt(latch)
+        return hysteresis.silence(latch, forget_s=policy.telemetry.blind_after_s, now=now)
     throttled = gpu.health is GpuHealth.THROTTLED
-    if throttled is latch.on and latch.since is None:
-        return latch
     hold_s = policy.failures.unthrottled_s if latch.on else policy.failures.throttled_s
     return hysteresis.step(latch, changing=throttled is not latch.on, hold_s=hold_s, now=now)
 
@@ -325,8 +324,7 @@ def _deadline(
 ) -> float:
     observed_at = None if sample is None else sample.observed_at
     due = faults.deadline(track, observed_at, policy.recovery)
-    due = min(due, vram.deadline(watch, policy.vram))
-    if throttle.since is not None:
-        held = policy.failures.unthrottled_s if throttle.on else policy.failures.throttled_s
-        due = min(due, throttle.since + held)
-    return due
+    forget_s, failures = policy.telemetry.blind_after_s, policy.failures
+    due = min(due, vram.deadline(watch, policy.vram, forget_s=forget_s))
+    hold_s = failures.unthrottled_s if throttle.on else failures.throttled_s
+    return min(due, hysteresis.deadline(throttle, hold_s=hold_s, forget_s=forget_s))

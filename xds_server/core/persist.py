@@ -335,10 +335,10 @@ def _restore_instance(
         unseen,
         slots=configured.capacity or node.get("slots").optional_number(low=0.0),
         vram=VramWatch(
-            latch=replace(hysteresis.OFF, on=node.get("vram_tripped").flag()),
+            latch=hysteresis.settled(on=node.get("vram_tripped").flag()),
             least=node.get("vram_least").optional_number(low=0.0, high=1.0),
         ),
-        throttle=replace(hysteresis.OFF, on=node.get("throttled").flag()),
+        throttle=hysteresis.settled(on=node.get("throttled").flag()),
     )
 
 

@@ -131,7 +131,7 @@ class TelemetryPolicy:
     stale_intervals: float = 3.0
     """Older than this many intervals: hold (last weight and integrators frozen)."""
     blind_after_s: float = 30.0
-    """Older than this: static capacity weight."""
+    """Older than this: static capacity weight. A derating by its GPU ends, too, when the GPU was not read for so long."""
     freeze_ratio: float = 0.5
     """More than this share of a tier blind: the whole tier is frozen, then static."""
 

@@ -13,7 +13,6 @@ A tripped instance is derated (`derate_ratio`) and its tier is at least degraded
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from math import inf
 
 from xds_server.core import hysteresis
 from xds_server.core.hysteresis import Latch
@@ -37,7 +36,9 @@ _ABSOLUTE = VramMode.ABSOLUTE
 UNSEEN = VramWatch()
 
 
-def observe(watch: VramWatch, sample: Sample, policy: VramPolicy, now: float) -> VramWatch:
+def observe(
+    watch: VramWatch, sample: Sample, policy: VramPolicy, now: float, *, forget_s: float
+) -> VramWatch:
     """Take the sample's memory.
 
     Args:
@@ -45,6 +46,7 @@ def observe(watch: VramWatch, sample: Sample, policy: VramPolicy, now: float) ->
         sample: The last sample; stepping the same one again at its deadline is right.
         policy: Watermarks and times.
         now: Monotonic seconds.
+        forget_s: A trip ends when nothing was read for this long.
 
     Returns:
         The same object when nothing changed. A missing reading neither trips nor clears; evidence
@@ -52,8 +54,10 @@ def observe(watch: VramWatch, sample: Sample, policy: VramPolicy, now: float) ->
     """
     gpu = sample.gpu
     if gpu is None or gpu.memory_kind is not _DEDICATED:
-        return interrupt(watch)
+        return silence(watch, forget_s=forget_s, now=now)
     ratio, free = gpu.vram_ratio, gpu.vram_free_bytes
+    if ratio is None and free is None:
+        return silence(watch, forget_s=forget_s, now=now)
     if ratio is not None and (watch.learned_at is None or now < watch.learned_at):
         watch = _learn(watch, ratio, policy, now)
     short = free is not None and free < policy.free_floor_bytes
@@ -103,10 +107,9 @@ def trip_point(watch: VramWatch, sample: Sample, policy: VramPolicy, now: float)
     return max(policy.high, baseline + policy.margin)
 
 
-def deadline(watch: VramWatch, policy: VramPolicy) -> float:
+def deadline(watch: VramWatch, policy: VramPolicy, *, forget_s: float) -> float:
     """Return when the latch moves if nothing changes; infinity when it does not."""
-    since = watch.latch.since
-    return inf if since is None else since + policy.sustained_s
+    return hysteresis.deadline(watch.latch, hold_s=policy.sustained_s, forget_s=forget_s)
 
 
 def restart(watch: VramWatch) -> VramWatch:
@@ -114,9 +117,9 @@ def restart(watch: VramWatch) -> VramWatch:
     return replace(watch, least=None, learned_at=None)
 
 
-def interrupt(watch: VramWatch) -> VramWatch:
-    """Forget incomplete evidence: the telemetry stopped."""
-    latch = hysteresis.interrupt(watch.latch)
+def silence(watch: VramWatch, *, forget_s: float, now: float) -> VramWatch:
+    """Take in that memory was not read (`hysteresis.silence`)."""
+    latch = hysteresis.silence(watch.latch, forget_s=forget_s, now=now)
     return watch if latch is watch.latch else replace(watch, latch=latch)
 
 
