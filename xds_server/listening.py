@@ -86,7 +86,9 @@ def _signature(path: Path) -> tuple[int, int, int] | None:
 def bound(host: str, port: int, *, purpose: str, flag: str) -> socket.socket:
     """Return a socket that has the address; it does not listen yet."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    taken = socket.socket(family, socket.SOCK_STREAM)
+    # Without the protocol's number asyncio leaves Nagle's algorithm on for the connections: small answers would wait for the
+    # acknowledgment of those before, up to 40 ms.
+    taken = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         taken.bind((host, port))
