@@ -112,17 +112,27 @@ def _requests(
 
 
 def _stream(port: int, connections: int) -> list[float]:
-    """Read one stream per connection, all at once; return how old each event was when it came, in seconds."""
+    """Read one stream per connection; return how old each event was when it came, in seconds.
+
+    They begin one after the other within the gap between two events: a transport that is slow at the start would
+    otherwise spread them by itself, and the quick one would have them all at once.
+    """
     ages: list[float] = []
     data = request(200)
     with selectors.DefaultSelector() as selector, ExitStack() as stack:
+        waiting = []
         for _ in range(connections):
             sock = stack.enter_context(connected(port))
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             selector.register(sock, selectors.EVENT_READ, bytearray())
-            sock.sendall(data)
+            waiting.append(sock)
+        begins = time.monotonic()
         while selector.get_map():
-            for key, _ in selector.select():
+            if waiting and time.monotonic() >= begins:
+                waiting.pop().sendall(data)
+                begins += GAP_S / connections
+            timeout_s = max(0.0, begins - time.monotonic()) if waiting else None
+            for key, _ in selector.select(timeout_s):
                 readable, read = key.fileobj, key.data
                 assert isinstance(readable, socket.socket)
                 got = readable.recv(65536)
