@@ -23,7 +23,7 @@ from xds_server.admin.operator_pages import OperatorPages
 from xds_server.admin.server import AdminServer, Inside, UnknownInstanceError
 from xds_server.admin.status import describe_fleet, gauges_of_fleet, gauges_of_proxies
 from xds_server.config.addresses import format_address
-from xds_server.config.load import Config
+from xds_server.config.config import Config
 from xds_server.config.settings import Settings
 from xds_server.core.inputs import Drain
 from xds_server.core.model import InstanceId

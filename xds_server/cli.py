@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 from xds_server import __version__, commands
-from xds_server.config.load import Config, load_file
+from xds_server.config.config import Config
+from xds_server.config.load import load_file
 from xds_server.config.problems import ConfigError, show
 from xds_server.config.setting_table import SETTINGS
 from xds_server.resources.capability import Capability

@@ -8,7 +8,8 @@ import pytest
 import yaml
 
 from xds_server.config.answer_checks import ANSWER_MOST_BYTES, KEYWORDS_MOST
-from xds_server.config.load import Config, load_text
+from xds_server.config.config import Config
+from xds_server.config.load import load_text
 from xds_server.config.problems import ConfigError
 from xds_server.core.model import StaticAnswer, StaticTemplate
 

@@ -20,8 +20,9 @@ from tests.fakes.empty_kube import empty_kube
 from tests.fakes.istiod_port import sidecar
 from tests.fakes.plans import a_plan
 from tests.fakes.real_istiod import RealIstiod, free_ports, real_istiod
+from xds_server.config.config import Config
 from xds_server.config.istio_schema import ConfigSourceSection
-from xds_server.config.load import Config, load_text
+from xds_server.config.load import load_text
 from xds_server.core.plan import Plan
 from xds_server.istio.mcp.source import ConfigSource
 from xds_server.istio.mesh import MeshNow

@@ -16,7 +16,8 @@ from xds_server.admin.access import who_orders
 from xds_server.admin.overview import describe
 from xds_server.admin.server import is_foreign
 from xds_server.clock import Clock
-from xds_server.config.load import MAX_BYTES, Config, load_text
+from xds_server.config.config import Config
+from xds_server.config.load import MAX_BYTES, load_text
 from xds_server.config.problems import ConfigError
 from xds_server.core.inputs import Force
 from xds_server.core.model import Model, ModelName, Tier, Topology

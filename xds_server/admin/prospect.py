@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
+from xds_server.config.config import Config
 from xds_server.config.difference import differences
-from xds_server.config.load import Config
 from xds_server.core.model import Topology
 from xds_server.core.plan import EndpointHealth, Plan
 from xds_server.core.policy import Policy

@@ -25,7 +25,8 @@ from xds_server.commands.asking import (
     print_json,
     server_at,
 )
-from xds_server.config.load import Config, load_file
+from xds_server.config.config import Config
+from xds_server.config.load import load_file
 from xds_server.config.problems import ConfigError
 
 DIFFERS = 3

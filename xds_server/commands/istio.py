@@ -14,8 +14,9 @@ from xds_server.commands.admin_client import BAD_USAGE
 from xds_server.commands.asking import fail
 from xds_server.commands.istio_apply import apply
 from xds_server.commands.istio_mesh_config import mesh_config
+from xds_server.config.config import Config
 from xds_server.config.istio_checks import OBJECT_MOST, check_labels
-from xds_server.config.load import Config, load_file
+from xds_server.config.load import load_file
 from xds_server.config.names import LABEL_PATTERN, OBJECT_PATTERN, PATTERN_RULES
 from xds_server.config.problems import ConfigError, show
 from xds_server.istio.cluster_names import MeshCluster

@@ -15,7 +15,8 @@ import yaml
 
 from xds_server.commands.admin_client import BAD_USAGE
 from xds_server.commands.asking import Json, fail, note, print_json
-from xds_server.config.load import Config, load_file
+from xds_server.config.config import Config
+from xds_server.config.load import load_file
 from xds_server.config.problems import ConfigError
 
 if TYPE_CHECKING:

@@ -14,7 +14,8 @@ from rich.text import Text
 
 from xds_server.commands.admin_client import BAD_USAGE, FAILED
 from xds_server.commands.asking import Json, clean, console, fail, percent, print_json
-from xds_server.config.load import Config, load_file
+from xds_server.config.config import Config
+from xds_server.config.load import load_file
 from xds_server.config.problems import ConfigError
 from xds_server.core.model import Model
 from xds_server.simulation.configured import ConfiguredFleet, NotSimulatedError, configured

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from xds_server.config.load import Config
+from xds_server.config.config import Config
 from xds_server.config.problems import join, show
 
 MOST = 20

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from xds_server.config import schema, values
 from xds_server.config.addresses import parse_address
 from xds_server.config.checks import check, doubts
-from xds_server.config.load import Config
+from xds_server.config.config import Config
 from xds_server.config.mirror import to_policy
 from xds_server.config.names import NAME_PATTERN, NAME_RULE, PATTERN_RULES
 from xds_server.config.problems import MISSING, ConfigError, Problem, join

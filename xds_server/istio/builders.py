@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from xds_server.config.load import Config
+from xds_server.config.config import Config
 from xds_server.core.model import Topology
 from xds_server.istio.mesh import MeshNow
 from xds_server.istio.mesh_clusters import following

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
 
+from xds_server.config.config import Config
 from xds_server.config.istio_schema import IstioSection
-from xds_server.config.load import Config
 from xds_server.istio.mesh import MeshNow
 from xds_server.istio.way import Around, Way
 from xds_server.listening import StartError

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from xds_server.config.load import Config
+from xds_server.config.config import Config
 from xds_server.istio.mesh import Mesh
 from xds_server.istio.publications import Publications
 from xds_server.loop.control_loop import ControlLoop

@@ -12,8 +12,9 @@ from pathlib import Path
 
 from xds_server import logs
 from xds_server.clock import Clock
+from xds_server.config.config import Config
 from xds_server.config.difference import differences
-from xds_server.config.load import Config, load_file
+from xds_server.config.load import load_file
 from xds_server.config.problems import ConfigError
 from xds_server.config.settings import Settings, require_token
 from xds_server.config.watch import changes

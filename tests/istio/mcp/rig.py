@@ -11,7 +11,8 @@ from typing import Any
 import yaml
 
 from tests.fakes.xds_process import ROOT
-from xds_server.config.load import Config, load_text
+from xds_server.config.config import Config
+from xds_server.config.load import load_text
 from xds_server.core.inputs import Drain, Force
 from xds_server.core.model import InstanceId, ModelName, TierName
 from xds_server.core.plan import Plan

@@ -10,7 +10,8 @@ import pytest
 import yaml
 from google.protobuf.json_format import MessageToDict
 
-from xds_server.config.load import Config, load_text
+from xds_server.config.config import Config
+from xds_server.config.load import load_text
 from xds_server.core.model import InstanceId, ModelName, TierName
 from xds_server.core.plan import (
     ClassPlan,

@@ -11,8 +11,8 @@ import uuid
 from collections.abc import Iterator, Mapping
 
 from xds_server.clock import Clock
+from xds_server.config.config import Config
 from xds_server.config.istio_schema import KubernetesSection
-from xds_server.config.load import Config
 from xds_server.core.plan import ModelPlan, Plan
 from xds_server.istio.kubernetes import lease
 from xds_server.istio.kubernetes.advice import advise
