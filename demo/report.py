@@ -104,7 +104,11 @@ def percentile(values: Iterable[float], ratio: float) -> float:
 
 def outcome_table(table_rows: Sequence[Row], tier_names: Sequence[str]) -> Table:
     """Return the table of phases."""
-    table = Table(title="What the clients got", title_justify="left", pad_edge=False)
+    table = Table(
+        title="What clients got, by the act in which they asked (cut: streams that ran on what died)",
+        title_justify="left",
+        pad_edge=False,
+    )
     table.add_column("phase")
     for name in ("requests", "failed", "cut", *tier_names):
         table.add_column(name, justify="right")

@@ -51,18 +51,21 @@ def effects(outcomes: Sequence[Outcome], marks: Marks, tiers: Mapping[str, str])
     ]
     if marks.farewell is not None:
         wasted = marks.farewell.attempts
-        found += [
-            Effect(
-                cause=f"{VICTIM} died",
-                effect=f"Envoy's own last attempt to reach it ({wasted} in vain, none seen by a client)",
-                after_s=marks.farewell.last_attempt_after_s,
-            ),
+        if wasted:
+            found.append(
+                Effect(
+                    cause=f"{VICTIM} died",
+                    effect=f"Envoy's own last attempt to reach it ({wasted} in vain, none seen by a client)",
+                    after_s=marks.farewell.last_attempt_after_s,
+                )
+            )
+        found.append(
             Effect(
                 cause=f"{VICTIM} died",
                 effect="the control plane has taken it away from both Envoys",
                 after_s=marks.farewell.told_after_s,
-            ),
-        ]
+            )
+        )
     found.append(
         Effect(
             cause="more load than both models can take",
