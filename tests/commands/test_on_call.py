@@ -220,7 +220,7 @@ async def test_the_last_of_a_tier_is_drained_with_a_word_about_where_its_request
         done = await operator.types("drain", "l4-0", "--why", "test")
         assert (done.exit_code, done.stderr) == (
             0,
-            "xds-server: It was the last of chat/fallback that takes requests: they go to static now.\n",
+            "xds-server: It is the last of chat/fallback that takes requests: they go to static.\n",
         )
         done = await operator.types("drain", "a100-0", "--why", "test")
         assert (done.exit_code, done.stderr) == (0, "")

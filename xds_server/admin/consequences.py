@@ -12,12 +12,15 @@ from xds_server.fleet import Fleet
 def of_drain(fleet: Fleet, instance: InstanceId) -> str:
     """Say what draining an instance will do beside emptying it."""
     by = fleet.drained_by(instance)
-    if by is not None:
-        return f"It was drained already: {by}."
-    for model, position, tier in _tiers(fleet.plan):
+    return last_of(fleet.plan, instance) if by is None else f"It was drained already: {by}."
+
+
+def last_of(plan: Plan | None, instance: InstanceId) -> str:
+    """Say where requests go when the last instance of a tier that takes any is drained."""
+    for model, position, tier in _tiers(plan):
         takers = [each.id for each in tier.instances if each.health is EndpointHealth.HEALTHY]
         if takers == [instance]:
-            return f"It was the last of {model.name}/{tier.name} that takes requests: {_next(model, position)}."
+            return f"It is the last of {model.name}/{tier.name} that takes requests: {_next(model, position)}."
     return ""
 
 
@@ -46,7 +49,7 @@ def _next(model: ModelPlan, position: int) -> str:
         if not tier.instances or any(
             each.health is EndpointHealth.HEALTHY for each in tier.instances
         ):
-            return f"they go to {tier.name} now"
+            return f"they go to {tier.name}"
     return "no tier after it can take them, and requests fail"
 
 

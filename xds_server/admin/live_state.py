@@ -14,7 +14,6 @@ from typing import Any
 from xds_server.admin.overview import known_pressure
 from xds_server.core.model import InstanceId
 from xds_server.core.plan import (
-    EndpointHealth,
     InstancePlan,
     ModelPlan,
     Plan,
@@ -78,9 +77,9 @@ class InstanceTexts:
             same = known is not None and known[0] is model
             models[model.name] = known if known and same else (model, _text(_model(model)))
             for tier in model.tiers:
-                total = sum(_weight(each) for each in tier.instances)
+                total = sum(each.effective_weight for each in tier.instances)
                 for each in tier.instances:
-                    share = tier.weight / 1000 * _weight(each) / total if total else 0.0
+                    share = tier.weight / 1000 * each.effective_weight / total if total else 0.0
                     kept[each.id] = self._instance(model, tier, each, latest.get(each.id), share)
         self._models, self._kept = models, kept
         return (
@@ -106,7 +105,7 @@ class InstanceTexts:
             "freshness": instance.freshness.value,
             "health": instance.health.value,
             "ceiling": _round(instance.ceiling),
-            "weight": _weight(instance),
+            "weight": instance.effective_weight,
             "share": round(share, 4),
             "pressure": _round(known_pressure(instance, sample)),
             "rule": instance.rule,
@@ -157,10 +156,6 @@ def _sample(sample: Sample | None) -> dict[str, Any]:
         "running": _round(sample.engine.running),
         "vram": None if sample.gpu is None else _round(sample.gpu.vram_ratio),
     }
-
-
-def _weight(instance: InstancePlan) -> int:
-    return instance.weight if instance.health is EndpointHealth.HEALTHY else 0
 
 
 def proxy_texts(statuses: Iterable[ProxyStatus], now: float) -> Items:

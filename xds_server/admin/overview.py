@@ -10,7 +10,6 @@ from xds_server.core.model import InstanceId
 from xds_server.core.plan import (
     TIER_WEIGHT_TOTAL,
     ClassPlan,
-    EndpointHealth,
     InstancePlan,
     ModelPlan,
     Plan,
@@ -83,7 +82,7 @@ def _model(model: ModelPlan, latest: Mapping[InstanceId, Sample], now: float) ->
 
 
 def _tier(tier: TierPlan, latest: Mapping[InstanceId, Sample], now: float) -> dict[str, Any]:
-    total = sum(_weight(each) for each in tier.instances)
+    total = sum(each.effective_weight for each in tier.instances)
     part = tier.weight / TIER_WEIGHT_TOTAL / total if total else 0.0
     return {
         "tier": tier.name,
@@ -100,10 +99,6 @@ def _tier(tier: TierPlan, latest: Mapping[InstanceId, Sample], now: float) -> di
     }
 
 
-def _weight(instance: InstancePlan) -> int:
-    return instance.weight if instance.health is EndpointHealth.HEALTHY else 0
-
-
 def _instance(
     instance: InstancePlan, sample: Sample | None, part: float, now: float
 ) -> dict[str, Any]:
@@ -112,8 +107,8 @@ def _instance(
         "state": instance.state.value,
         "telemetry": instance.freshness.value,
         "health": instance.health.value,
-        "weight": _weight(instance),
-        "share": round(part * _weight(instance), 6),
+        "weight": instance.effective_weight,
+        "share": round(part * instance.effective_weight, 6),
         "ceiling": instance.ceiling,
         "pressure": known_pressure(instance, sample),
         "running": None if sample is None else sample.engine.running,

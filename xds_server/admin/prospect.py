@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from xds_server.config.config import Config
 from xds_server.config.difference import differences
 from xds_server.core.model import Topology
-from xds_server.core.plan import EndpointHealth, Plan
+from xds_server.core.plan import Plan
 from xds_server.core.policy import Policy
 from xds_server.fleet import Fleet, Memory
 from xds_server.registered import Registered, with_registered
@@ -144,5 +144,4 @@ def _weights(plan: Plan) -> Iterator[tuple[tuple[str, ...], int]]:
     for model in plan.models:
         for tier in model.tiers:
             for each in tier.instances:
-                serves = each.health is EndpointHealth.HEALTHY
-                yield (model.name, tier.name, each.id), each.weight if serves else 0
+                yield (model.name, tier.name, each.id), each.effective_weight

@@ -23,8 +23,10 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import BaseRoute, Route
 
 from xds_server.admin.access import Access, Guarded, who_orders
+from xds_server.admin.consequences import last_of
 from xds_server.config.tls import Tls
 from xds_server.core.explain import explain
+from xds_server.core.model import InstanceId
 from xds_server.core.nearest import shown, there_is
 from xds_server.core.plan import Plan
 from xds_server.observability.metrics import Scrape
@@ -145,8 +147,12 @@ class _Pages:
             answer = explain(plan, subject)
         except LookupError as error:
             return _error(404, str(error.args[0]) if error.args else f"unknown subject {subject!r}")
-        note = self._inside.note(subject) if answer["kind"] == "instance" else ""
-        return _json({**answer, "note": note} if note else answer)
+        if answer["kind"] == "instance":
+            if note := self._inside.note(subject):
+                answer["note"] = note
+            if warning := last_of(plan, InstanceId(subject)):
+                answer["if_drained"] = warning
+        return _json(answer)
 
     async def evidence(self, _: Request) -> Response:
         return await asyncio.to_thread(_json, self._inside.evidence())

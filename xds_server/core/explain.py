@@ -9,7 +9,6 @@ from xds_server.core.plan import (
     FORCED,
     TIER_WEIGHT_TOTAL,
     ClassPlan,
-    EndpointHealth,
     FaultState,
     InstancePlan,
     ModelPlan,
@@ -151,7 +150,7 @@ def _tier(model: ModelPlan, tier: TierPlan) -> dict[str, Any]:
             {
                 "id": instance.id,
                 "state": str(instance.state),
-                "weight": _weight(instance),
+                "weight": instance.effective_weight,
                 "rule": instance.rule,
             }
             for instance in tier.instances
@@ -160,8 +159,8 @@ def _tier(model: ModelPlan, tier: TierPlan) -> dict[str, Any]:
 
 
 def _instance(model: ModelPlan, tier: TierPlan, instance: InstancePlan) -> dict[str, Any]:
-    given = sum(_weight(i) for i in tier.instances)
-    weight = _weight(instance)
+    given = sum(i.effective_weight for i in tier.instances)
+    weight = instance.effective_weight
     within = weight / given if given else 0.0
     inputs = instance.reason.inputs
     terms = [f"ceiling {instance.ceiling:.0%}"]
@@ -194,10 +193,6 @@ def changes_when(part: TierPlan | InstancePlan) -> str:
     """Say what would change what a tier or an instance is given."""
     otherwise = _SPILL if isinstance(part, TierPlan) else _changes_of_fault(part)
     return _CHANGES.get(part.reason.rule, otherwise)
-
-
-def _weight(instance: InstancePlan) -> int:
-    return instance.weight if instance.health is EndpointHealth.HEALTHY else 0
 
 
 def _changes_of_fault(instance: InstancePlan) -> str:

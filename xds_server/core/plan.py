@@ -102,6 +102,11 @@ class InstancePlan:
         return Reason(rule=rule, text=SENTENCES[rule], inputs=inputs)
 
     @property
+    def effective_weight(self) -> int:
+        """What it gets of its tier's weights: nothing unless it is healthy."""
+        return self.weight if self.health is EndpointHealth.HEALTHY else 0
+
+    @property
     def rule(self) -> str:
         """The rule of `reason`."""
         return self.basis[0] if isinstance(self.basis, tuple) else self.basis.rule

@@ -33,7 +33,6 @@ export class Explain {
 
   // Ask again while it is open, when something that it tells has moved.
   refresh(changed, state) {
-    this.state = state;
     if (this.subject === null || this.waiting) return;
     const touched = changed.instances.includes(this.subject) || changed.models.includes(this.subject.split("/")[0]);
     if (!touched && state.instances.has(this.subject)) return;
@@ -56,7 +55,7 @@ export class Explain {
   }
 
   draw(answer) {
-    const text = JSON.stringify([answer, this.note, this.lastOf(answer)]);
+    const text = JSON.stringify([answer, this.note]);
     if (text === this.drawn && !this.panel.hidden) return;
     this.drawn = text;
     const focused = this.panel.contains(document.activeElement) ? document.activeElement.dataset.key : null;
@@ -73,22 +72,11 @@ export class Explain {
     if (focused) this.panel.querySelector(`[data-key="${focused}"]`)?.focus();
   }
 
-  // What draining the last one of a tier that takes requests means.
-  lastOf(answer) {
-    if (answer.kind !== "instance" || !this.state) return "";
-    const tiers = this.state.models.get(answer.model)?.tiers ?? [];
-    const index = tiers.findIndex((each) => each.name === answer.tier);
-    const takes = (tier) => tier.instances.filter((id) => this.state.instances.get(id)?.health === "healthy");
-    if (index < 0 || takes(tiers[index]).join() !== answer.subject) return "";
-    const next = tiers.slice(index + 1).find((tier) => !tier.instances.length || takes(tier).length);
-    return `It is the last of ${answer.model}/${answer.tier} that takes requests: ${next ? `they go to ${next.name}` : "no tier after it can take them, and requests fail"}.`;
-  }
-
   orders(answer) {
     if (!this.access.is.may_order) return element("p", { class: "quiet", text: `No orders from here: ${this.access.is.why}.` });
     const [order, subject, text] = orderOf(answer);
     const button = element("button", { type: "button", "data-key": "order", text });
-    const warning = order === "drain" ? this.lastOf(answer) : "";
+    const warning = order === "drain" ? answer.if_drained : "";
     const onDone = (note) => {
       this.note = note;
       this.load();
