@@ -8,49 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.fakes.brain import gpu, sample
+from tests.fakes.tracked import DOWN, LOADING, POLICY, UP, Instance, at
 from xds_server.core import faults
 from xds_server.core.finding import Condition, judge
 from xds_server.core.plan import FaultState
 from xds_server.core.policy import RecoveryPolicy
 from xds_server.core.sample import EngineState, GpuHealth, TokenProbe, TokenResult
-from xds_server.core.track import Context, Track
-
-POLICY = RecoveryPolicy(jitter_ratio=0.0)
-UP, DOWN, LOADING = EngineState.UP, EngineState.DOWN, EngineState.LOADING
-
-
-def at(now, policy=POLICY):
-    return Context("a", policy, now)
-
-
-class Instance:
-    """One track fed with one sample per second."""
-
-    def __init__(self, policy=POLICY):
-        self.policy = policy
-        self.track = faults.present(0.0)
-        self.now = 0.0
-
-    def see(self, now=None, **facts):
-        self.now = self.now + 1.0 if now is None else now
-        self.last = sample("a", self.now, **facts)
-        self.track = faults.observe(self.track, self.last, at(self.now, self.policy))
-        return self.track
-
-    def stay(self, seconds, **facts):
-        for _ in range(int(seconds)):
-            self.see(**facts)
-        return self.track
-
-    def settle(self, now, *, fresh):
-        self.now = now
-        finding = judge(self.last)
-        self.track = faults.settle(self.track, finding, at(now, self.policy), fresh=fresh)
-        return self.track
-
-    @property
-    def ceiling(self):
-        return faults.ceiling(self.track, self.policy)
+from xds_server.core.track import Context
 
 
 @pytest.mark.parametrize(
@@ -351,86 +315,6 @@ def test_the_cause_of_an_outage_follows_what_the_agent_learns():
     assert one.track.since == first.since
 
 
-def test_a_drain_takes_everything_and_its_end_ramps():
-    one = Instance()
-    one.see()
-    one.see(draining=True)
-    assert (one.track.state, one.track.cause, one.ceiling) == (
-        FaultState.DRAINING,
-        "agent_drain",
-        0.0,
-    )
-    one.stay(100, draining=True)
-    one.see()
-    assert (one.track.state, one.track.cause, one.ceiling) == (
-        FaultState.RECOVERING,
-        "undrained",
-        0.10,
-    )
-
-
-def test_an_operator_drain_survives_what_the_agent_says():
-    one = Instance()
-    one.see()
-    one.track = faults.drain(one.track, at(2.0), who="ann: new driver")
-    assert one.track.detail == "ann: new driver"
-    assert faults.drain(one.track, at(2.0), who="ann: new driver") is one.track
-    one.stay(50)
-    assert one.track.state is FaultState.DRAINING
-    one.track = faults.drain(one.track, at(60.0), who=None)
-    assert one.track.state is FaultState.RECOVERING
-
-
-@pytest.mark.parametrize(
-    ("orders", "cause", "detail"),
-    [
-        pytest.param(["agent", "ann"], "operator_drain", "ann", id="operator-joins"),
-        pytest.param(["ann", "agent"], "operator_drain", "ann", id="agent-joins"),
-        pytest.param(["agent", "ann", "no-agent"], "operator_drain", "ann", id="agent-ends"),
-        pytest.param(["ann", "agent", None], "agent_drain", "", id="operator-ends"),
-        pytest.param(["ann", "bob: disk"], "operator_drain", "bob: disk", id="another-operator"),
-        pytest.param(["agent", "ann", None], "agent_drain", "", id="operator-only-passed-by"),
-    ],
-)
-def test_a_drain_is_ascribed_to_who_wants_it_now(orders, cause, detail):
-    one = Instance()
-    one.see()
-    drains = False
-    for order in orders:
-        if order in ("agent", "no-agent"):
-            drains = order == "agent"
-        else:
-            one.track = faults.drain(one.track, at(one.now), who=order)
-        one.see(draining=drains)
-    began = one.track.since
-    assert (one.track.state, one.track.cause, one.track.detail) == (
-        FaultState.DRAINING,
-        cause,
-        detail,
-    )
-    assert one.stay(5, draining=drains).since == began
-
-
-def test_a_drained_engine_may_end_without_counting_and_comes_back_drained():
-    one = Instance()
-    one.see()
-    one.track = faults.drain(one.track, at(2.0), who="ann")
-    one.see(state=DOWN)
-    assert (one.track.state, one.track.faults) == (FaultState.DOWN, ())
-    one.see(restarts=1)
-    assert one.track.state is FaultState.DRAINING
-
-
-def test_a_drain_during_a_quarantine_outlives_it():
-    one = Instance()
-    one.see(restarts=0)
-    one.see(restarts=3)
-    one.track = faults.drain(one.track, at(one.now), who="ann")
-    assert one.track.state is FaultState.QUARANTINED
-    one.stay(301, restarts=3)
-    assert one.track.state is FaultState.DRAINING
-
-
 def test_a_dead_hosts_silence_keeps_its_instance_down_until_the_trial():
     one = Instance()
     one.see()
@@ -505,10 +389,3 @@ def test_recovery_is_always_reachable(steps):
     longest = 1.1 * (POLICY.quarantine_s + POLICY.hold_s + 3 * POLICY.hold_max_s)
     one.stay(longest, restarts=restarts)
     assert (one.track.state, one.ceiling) == (FaultState.HEALTHY, 1.0)
-
-
-def test_a_track_knows_whether_it_is_drained():
-    track = Track(state=FaultState.HEALTHY, cause="", detail="", since=0.0)
-    assert not track.is_drained
-    assert replace(track, agent_drains=True).is_drained
-    assert replace(track, operator="ann").is_drained

@@ -29,6 +29,8 @@ from xds_server.core.sample import (
 from xds_server.core.state import FleetState
 
 GIB = 1 << 30
+ALL = ("a", "b", "c", "f")
+"""The instances of `small_fleet`."""
 
 
 def instance(name, *, capacity=40.0, port=None):
@@ -163,3 +165,10 @@ class Brain:
         self.state, self.plan = step(self.state, inputs, self.policy, self.now)
         self.events += [(self.now, event) for event in self.plan.events]
         return self.plan
+
+
+def warm(fleet=None, *, names=ALL, until=10.0, policy=None) -> Brain:
+    """Return a brain that has heard unremarkable samples for a while; by default of `small_fleet`."""
+    brain = Brain(fleet or small_fleet(), policy)
+    brain.run(names, until=until)
+    return brain

@@ -90,6 +90,11 @@ class LimitsLab:
         """Ask at the same time."""
         return await asyncio.gather(*(self.ask(body, **question) for _ in range(count)))
 
+    async def admitted(self, proxy: str, *, of: int) -> int:
+        """Ask a proxy for 44 tokens that often, one after the other; return how often it let that through."""
+        replies = [await self.ask(b'{"max_tokens": 44}', proxy=proxy) for _ in range(of)]
+        return sum(each.status == 200 for each in replies)
+
     def parts(self) -> dict[str, float | None]:
         """Return what each proxy is served of the limits."""
         return {each.proxy.id: each.part for each in self.xds.status()}

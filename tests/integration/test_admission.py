@@ -147,20 +147,16 @@ async def test_two_proxies_share_a_limit_and_the_one_that_stays_gets_it_all(
         divided=True,
     ) as lab:
 
-        async def admitted(proxy: str) -> int:
-            replies = [await lab.ask(b'{"max_tokens": 44}', proxy=proxy) for _ in range(12)]
-            return sum(each.status == 200 for each in replies)
-
         async def parts_are(*parts: float) -> bool:
             return sorted(part or 0.0 for part in lab.parts().values()) == list(parts)
 
         await eventually(lambda: parts_are(0.5, 0.5), what="two equal parts")
         await lab.settle()
-        assert [await admitted("one"), await admitted("two")] == [5, 5]
+        assert [await lab.admitted("one", of=12), await lab.admitted("two", of=12)] == [5, 5]
         await lab.envoys["two"].stop()
         await eventually(lambda: parts_are(1.0), what="one part")
         await lab.settle()
-        assert await admitted("one") == 10
+        assert await lab.admitted("one", of=12) == 10
         assert await lab.envoys["one"].rejected() == {}
 
 
@@ -182,26 +178,22 @@ async def test_newcomers_right_after_a_division_admit_half_of_somebodys_part_and
         divided=True,
     ) as lab:
 
-        async def admitted(proxy: str) -> int:
-            replies = [await lab.ask(b'{"max_tokens": 44}', proxy=proxy) for _ in range(7)]
-            return sum(each.status == 200 for each in replies)
-
         async def parts_are(**parts: float) -> bool:
             return lab.parts() == parts
 
         await eventually(lambda: parts_are(one=0.5, two=0.5), what="two equal parts")
         await lab.settle()
-        assert await admitted("two") == 5
+        assert await lab.admitted("two", of=7) == 5
         await lab.start("three")
         await eventually(lambda: parts_are(one=0.25, two=0.5, three=0.25), what="a newcomer's part")
         await lab.settle()
-        assert [await admitted("one"), await admitted("three")] == [2, 2]
-        assert await admitted("two") == 0, "its bucket is as it was"
+        assert [await lab.admitted("one", of=7), await lab.admitted("three", of=7)] == [2, 2]
+        assert await lab.admitted("two", of=7) == 0, "its bucket is as it was"
         await lab.start("four")
         quarters = dict.fromkeys(("one", "two", "three", "four"), 0.25)
         await eventually(lambda: parts_are(**quarters), what="another's part")
         await lab.settle()
-        assert await admitted("four") == 2
+        assert await lab.admitted("four", of=7) == 2
         await lab.assert_all_accepted()
 
 

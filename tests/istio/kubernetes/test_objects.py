@@ -9,15 +9,11 @@ import pytest
 
 from tests.fakes import kube_schema
 from tests.fakes.mesh_config import mesh_config
-from xds_server.config.load import load_text
-from xds_server.core.inputs import Drain
-from xds_server.core.model import InstanceId
+from tests.fakes.mesh_wanted import wanted
 from xds_server.core.plan import EndpointHealth
-from xds_server.fleet import Fleet
 from xds_server.istio.kubernetes.advice import doubts
 from xds_server.istio.kubernetes.objects import Owned, owned_objects
 from xds_server.istio.kubernetes.route_patch import Patched
-from xds_server.istio.kubernetes.wanted import all_wanted
 from xds_server.istio.mesh import mesh_of
 
 CLASSES = [
@@ -25,31 +21,6 @@ CLASSES = [
     {"name": "batch", "match": {"prefix": "/v1/batch"}, "when_critical": "reject"},
     {"name": "rest"},
 ]
-
-
-def wanted(*drained, classes=None, **sections):
-    """Return everything that shall be in the cluster, some instances drained, and the configuration."""
-    document = mesh_config(**{"kubernetes": {}, **sections})
-    if classes:
-        document["classes"] = classes
-    config = load_text(json.dumps(document))
-    fleet = Fleet(config.topology, config.policy, 0.0)
-    drains = [
-        Drain(instance=InstanceId(name), draining=True, who="ann", why="test") for name in drained
-    ]
-    plan = fleet.evaluate(drains, 0.0)
-    assert config.istio is not None
-    assert config.istio.kubernetes is not None
-    found = all_wanted(
-        mesh_of(config.istio, config.topology),
-        plan.models,
-        config.topology,
-        config.policy,
-        config.istio.kubernetes,
-        version="v1",
-        owner="gpu-xds.gpu-xds-istio",
-    )
-    return found, config, plan
 
 
 def judged(found):

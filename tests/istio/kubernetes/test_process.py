@@ -12,6 +12,7 @@ import pytest
 from fleet_protos.telemetry.v1 import telemetry_pb2 as pb
 from tests.fakes.kube_api import Rule
 from tests.fakes.mesh_config import mesh_config, write_config
+from tests.fakes.mesh_wanted import of_the_admin
 from tests.fakes.telemetry_client import connected_agent
 from tests.fakes.waiting import until
 from tests.fakes.xds_process import running_server
@@ -84,30 +85,18 @@ async def test_an_out_of_memory_moves_the_weights_of_the_delegate(api, config, t
     assert lease(api)["holderIdentity"] == "", "given back at the end"
 
 
-ADMINS = {
-    "apiVersion": "networking.istio.io/v1",
-    "kind": "VirtualService",
-    "metadata": {"name": "llm", "namespace": "ai"},
-    "spec": {
-        "hosts": ["llm.ai.svc.cluster.local"],
-        "http": [
-            {
-                "name": "probe",
-                "match": [{"uri": {"exact": "/up"}}],
-                "directResponse": {"status": 200},
-            },
-            {
-                "name": "chat",
-                "timeout": "60s",
-                "route": [
-                    {"destination": {"host": "vllm-70b"}, "weight": 100},
-                    {"destination": {"host": "vllm-8b"}, "weight": 0},
-                    {"destination": {"host": "busy"}, "weight": 0},
-                ],
-            },
+ADMINS = of_the_admin(
+    {"name": "probe", "match": [{"uri": {"exact": "/up"}}], "directResponse": {"status": 200}},
+    {
+        "name": "chat",
+        "timeout": "60s",
+        "route": [
+            {"destination": {"host": "vllm-70b"}, "weight": 100},
+            {"destination": {"host": "vllm-8b"}, "weight": 0},
+            {"destination": {"host": "busy"}, "weight": 0},
         ],
     },
-}
+)
 PATCH = [{"model": "chat", "namespace": "ai", "virtual_service": "llm", "route": "chat"}]
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 import os
 import re
 from contextlib import asynccontextmanager
@@ -14,19 +13,14 @@ import yaml
 from typer.testing import CliRunner
 
 from tests.fakes.mesh_config import mesh_config, write_config
+from tests.fakes.mesh_wanted import of_the_admin, wanted
 from tests.fakes.real_kube import IS_THERE, plural_of, real_kube
 from tests.fakes.xds_process import ROOT
 from xds_server.cli import app
-from xds_server.config.load import load_text
-from xds_server.core.inputs import Drain
-from xds_server.core.model import InstanceId
-from xds_server.fleet import Fleet
 from xds_server.istio.kubernetes.auth import SignIn
 from xds_server.istio.kubernetes.client import KubernetesClient
 from xds_server.istio.kubernetes.errors import KubernetesError
 from xds_server.istio.kubernetes.objects import GROUP, ref_of
-from xds_server.istio.kubernetes.wanted import all_wanted
-from xds_server.istio.mesh import mesh_of
 
 CRDS = [Path(each) for each in os.environ.get("ISTIO_CRD_FILES", "").split(os.pathsep) if each]
 pytestmark = [
@@ -74,45 +68,21 @@ STATES = {
         }
     },
 }
-ADMINS = {
-    "apiVersion": "networking.istio.io/v1",
-    "kind": "VirtualService",
-    "metadata": {"name": "llm", "namespace": "ai"},
-    "spec": {
-        "hosts": ["llm.ai.svc.cluster.local"],
-        "http": [
-            {
-                "name": "r",
-                "route": [
-                    {"destination": {"host": "vllm-70b"}, "weight": 1},
-                    {"destination": {"host": "vllm-8b"}, "weight": 99},
-                    {"destination": {"host": "busy"}},
-                ],
-            }
+ADMINS = of_the_admin(
+    {
+        "name": "r",
+        "route": [
+            {"destination": {"host": "vllm-70b"}, "weight": 1},
+            {"destination": {"host": "vllm-8b"}, "weight": 99},
+            {"destination": {"host": "busy"}},
         ],
-    },
-}
+    }
+)
 
 
-def wanted(*, drained=(), classes=None, version="v1", **sections):
-    """Return what shall be in the cluster."""
-    document = mesh_config(**{"kubernetes": {}, **sections})
-    if classes:
-        document["classes"] = classes
-    config = load_text(json.dumps(document))
-    fleet = Fleet(config.topology, config.policy, 0.0)
-    drains = [
-        Drain(instance=InstanceId(name), draining=True, who="ann", why="test") for name in drained
-    ]
-    return all_wanted(
-        mesh_of(config.istio, config.topology),
-        fleet.evaluate(drains, 0.0).models,
-        config.topology,
-        config.policy,
-        config.istio.kubernetes,
-        version=version,
-        owner="gpu-xds.gpu-xds-istio",
-    )
+def objects(*, drained=(), **state):
+    """Return what shall be in the cluster in a state."""
+    return wanted(*drained, **state)[0]
 
 
 PARTS = ("Component", "Kustomization", "StatefulSet")
@@ -179,15 +149,15 @@ async def test_istios_own_crds_take_everything_that_we_write_or_advise(tmp_path)
         version, *others = await client.versions(GROUP)
         assert version == "v1"
         await kube.apply([ADMINS])
-        assert "endpoints" not in wanted(**STATES["no-endpoint-left"])[0].spec
+        assert "endpoints" not in objects(**STATES["no-endpoint-left"])[0].spec
         for name, state in STATES.items():
-            for each in wanted(**state):
+            for each in objects(**state):
                 await written(client, each, name)
             for older in others:
-                for each in wanted(version=older, **state):
+                for each in objects(version=older, **state):
                     if not hasattr(each, "operations"):
                         await judge(kube, each.document())
-            for each in wanted(**state):
+            for each in objects(**state):
                 if not hasattr(each, "operations"):
                     await judge(kube, each.document())
         for document in envoy_filters(tmp_path):
@@ -220,7 +190,7 @@ async def written(client, each, name):
 
 async def refused(client):
     """What the CRDs do not know is refused, so the acceptance above means something."""
-    (service,) = wanted()
+    (service,) = objects()
     wrong = copy.deepcopy(service.document())
     wrong["metadata"]["name"] = "wrong"
     wrong["spec"]["http"][0]["route"][0]["weigth"] = 1

@@ -11,6 +11,7 @@ import yaml
 
 from fleet_protos.telemetry.v1 import telemetry_pb2 as pb
 from tests.fakes.mesh_config import mesh_config, write_config
+from tests.fakes.mesh_wanted import of_the_admin
 from tests.fakes.real_kube import IS_THERE, WHY_SKIPPED, real_kube
 from tests.fakes.telemetry_client import connected_agent
 from tests.fakes.waiting import until
@@ -20,24 +21,16 @@ pytestmark = [pytest.mark.slow, pytest.mark.skipif(not IS_THERE, reason=WHY_SKIP
 FOLDER = ROOT / "deploy/istio/kubernetes"
 INSTANCES = ("a100-0", "a100-1", "l4-0")
 PATCH = [{"model": "chat", "namespace": "ai", "virtual_service": "llm", "route": "chat"}]
-ADMINS = {
-    "apiVersion": "networking.istio.io/v1",
-    "kind": "VirtualService",
-    "metadata": {"name": "llm", "namespace": "ai"},
-    "spec": {
-        "hosts": ["llm.ai.svc.cluster.local"],
-        "http": [
-            {
-                "name": "chat",
-                "route": [
-                    {"destination": {"host": "vllm-70b"}, "weight": 100},
-                    {"destination": {"host": "vllm-8b"}},
-                    {"destination": {"host": "busy"}, "weight": 0},
-                ],
-            }
+ADMINS = of_the_admin(
+    {
+        "name": "chat",
+        "route": [
+            {"destination": {"host": "vllm-70b"}, "weight": 100},
+            {"destination": {"host": "vllm-8b"}},
+            {"destination": {"host": "busy"}, "weight": 0},
         ],
-    },
-}
+    }
+)
 
 
 @pytest.fixture
