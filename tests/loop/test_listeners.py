@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from structlog.testing import capture_logs
 
 from tests.loop.test_control_loop import Rig
@@ -56,6 +57,25 @@ async def test_proxies_are_served_before_anybody_is_told_why(monkeypatch):
     kinds = [type(each).__name__ for each in order]
     assert kinds == ["tuple", *["Event"] * (len(order) - 2), "Plan"]
     assert "Event" in kinds
+
+
+async def test_what_was_decided_is_told_also_when_somebody_who_hears_of_the_push_fails():
+    it, told = rig(), []
+
+    def fail(_drained):
+        raise ZeroDivisionError
+
+    it.loop.on_published = fail
+    it.loop.on_event = told.append
+    it.loop.subscribe(told.append)
+    await it.loop.prepare()
+    it.loop.warm_up()
+    instance = next(each.id for _, _, each in it.loop.fleet.topology.instances())
+    it.loop.drain(Drain(instance=instance, draining=True, who="ana", why="new driver"))
+    with pytest.raises(ZeroDivisionError):
+        it.loop.step()
+    assert [type(each).__name__ for each in told] == ["Event"] * (len(told) - 1) + ["Plan"]
+    assert len(told) > 1
 
 
 async def test_the_time_of_an_evaluation_is_that_of_the_decision_alone():

@@ -192,34 +192,46 @@ class ControlLoop:
         plan, events = self._evaluate(inputs, started)
         decided = self._clock()
         self._tally.observe("fleet_evaluation_seconds", decided - started)
-        if plan is not None and self.is_warm:
-            self._is_held = (
-                may_wait
-                and started < self._throttle.push_earliest
-                and plan.models is not self._published
-            )
-            if not self._is_held and self.publish(plan):
-                self._throttle.pushed(at=started, proxies=self._proxies())
-                published = self._clock()
-                self._tally.observe("fleet_publish_seconds", published - decided)
-                if self.on_step is not None:
-                    self.on_step(
-                        Step(
-                            started=started,
-                            decided=decided,
-                            published=published,
-                            inputs=len(inputs),
-                            oldest_s=_oldest_s(inputs, started),
-                            may_wait=may_wait,
-                            events=events,
-                        )
+        try:
+            published = self._push(plan, started=started, decided=decided, may_wait=may_wait)
+            if published is not None and self.on_step is not None:
+                self.on_step(
+                    Step(
+                        started=started,
+                        decided=decided,
+                        published=published,
+                        inputs=len(inputs),
+                        oldest_s=_oldest_s(inputs, started),
+                        may_wait=may_wait,
+                        events=events,
                     )
-        # Proxies first: an avalanche of events must not wait in front of the push that ends it.
-        for event in events:
-            self.tell(event)
-        if plan is not None:
-            self._spread(plan)
+                )
+        finally:
+            # Proxies first: an avalanche of events must not wait in front of the push that ends it. And told it is,
+            # whatever went wrong there.
+            for event in events:
+                self.tell(event)
+            if plan is not None:
+                self._spread(plan)
         self._throttle.evaluated(ended=self._clock(), cost_s=self._cpu_clock() - spent)
+
+    def _push(
+        self, plan: Plan | None, *, started: float, decided: float, may_wait: bool
+    ) -> float | None:
+        """Publish what changed, if it may leave now; return when that was done, None if nothing left."""
+        if plan is None or not self.is_warm:
+            return None
+        self._is_held = (
+            may_wait
+            and started < self._throttle.push_earliest
+            and plan.models is not self._published
+        )
+        if self._is_held or not self.publish(plan):
+            return None
+        self._throttle.pushed(at=started, proxies=self._proxies())
+        published = self._clock()
+        self._tally.observe("fleet_publish_seconds", published - decided)
+        return published
 
     def due(self) -> float:
         """Return when the next step is due (monotonic seconds)."""
